@@ -553,8 +553,8 @@ void apart() {
     }
 }
 
-// A rehearsal on one slot a region leaves nothing behind that the real attention reads, and takes whole groups of K and V.
-void rehearsals() {
+// A warm-up on one slot a region leaves nothing behind that the real attention reads, and takes whole groups of K and V.
+void warm_ups() {
     struct Shape {
         const char* name;
         int n_kv, rep, rank, group;
@@ -580,18 +580,18 @@ void rehearsals() {
         const AttnCase c(s);
         DeviceCase device(c.params);
         const std::vector<float> want = device.run();
-        const auto few = lkv::cuda::rehearsal(device.args);
+        const auto few = lkv::cuda::warm_up(device.args);
         if (!few) {
-            CHECK_MSG(false, s.name + ": no rehearsal");
+            CHECK_MSG(false, s.name + ": no warm-up");
             continue;
         }
         lkv::cuda::Plan args = *few;
         CHECK_MSG(args.items > 0 && of.n_kv / args.unit % args.items == 0 && args.items * args.unit % of.group == 0,
                   s.name + ": " + std::to_string(args.items) + " work items");
         args.n_slots = device.keep(std::vector<int32_t>(lkv::cuda::max_regions, 1));
-        cuda_check(lkv::cuda::attend(args, nullptr), "a rehearsal");
-        cuda_check(cudaDeviceSynchronize(), "a rehearsal");
-        CHECK_MSG(device.run() == want, s.name + ": another result behind a rehearsal");
+        cuda_check(lkv::cuda::attend(args, nullptr), "a warm-up");
+        cuda_check(cudaDeviceSynchronize(), "a warm-up");
+        CHECK_MSG(device.run() == want, s.name + ": another result behind a warm-up");
     }
 }
 
@@ -1578,7 +1578,7 @@ int main(int argc, char** argv) {
     run("paths_and_shapes", false, [] { lkv::test::paths_and_shapes(compare); });
     run("wide", true, wide);
     run("wide_regions", true, wide_regions);
-    run("rehearsals", true, rehearsals);
+    run("warm_ups", true, warm_ups);
     run("wide_latents", true, wide_latents);
     for (const auto& [name, error] : largest) std::printf("largest relative error, %s: %.2e\n", name.c_str(), error);
     return lkv::test::report("cuda_attn");

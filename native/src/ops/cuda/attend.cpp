@@ -81,7 +81,7 @@ size_t partial_ml_floats(const CutProblem& p) {
 
 int items_of_group(const Plan& plan) { return std::lcm(plan.unit, std::lcm(plan.k_group, plan.v_group)) / plan.unit; }
 
-Plan rehearsed(const Plan& plan, int items, int parts) {
+Plan warm_up_plan(const Plan& plan, int items, int parts) {
     Plan of = plan;
     of.items = items;
     of.n_split = std::min(plan.n_split, parts);
@@ -89,11 +89,11 @@ Plan rehearsed(const Plan& plan, int items, int parts) {
     return of;
 }
 
-std::optional<Plan> rehearsal(const Plan& plan) {
-    if (plan.kernel->rehearsal != nullptr) return plan.kernel->rehearsal(plan);
+std::optional<Plan> warm_up(const Plan& plan) {
+    if (plan.kernel->warm_up != nullptr) return plan.kernel->warm_up(plan);
     // All items where the kernel multiplies with B_v, which comes into the L2 cache so (8B, rotated 64, q4: 350 tokens/s at depth 0 with one
     // head of eight, 361 to 363 with all). One slot a region, and of a part two thread blocks where rows are shared out.
-    return rehearsed(plan, plan.v_b != nullptr ? plan.items : items_of_group(plan), 2 * plan.n_regions);
+    return warm_up_plan(plan, plan.v_b != nullptr ? plan.items : items_of_group(plan), 2 * plan.n_regions);
 }
 
 cudaError_t attend(const Plan& plan, cudaStream_t stream) {

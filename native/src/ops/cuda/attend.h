@@ -26,6 +26,6 @@ cudaError_t end_beside(const Plan& latents, const CutProblem& full, cudaStream_t
 
 // Attention in a few thread blocks, before the real one of a decode step: a layer's weights displace the kernels' instructions from the
 // caches. Some work items in few parts. None for kernels that run long: what the real one waits for is little of it then.
-std::optional<Plan> rehearsal(const Plan& plan);
+std::optional<Plan> warm_up(const Plan& plan);
 
 }  // namespace lkv::cuda

@@ -84,8 +84,8 @@ struct Kernel {
     cudaError_t (*finish)(const Plan& plan, const CutProblem* full, cudaStream_t stream) = nullptr;
     // Floats of Cut::partial, where these are not parts_floats.
     size_t (*sums_floats)(const Plan& plan) = nullptr;
-    // Attention in a few thread blocks, see rehearsal() in attend.h.
-    std::optional<Plan> (*rehearsal)(const Plan& plan) = nullptr;
+    // Attention in a few thread blocks, see warm_up() in attend.h.
+    std::optional<Plan> (*warm_up)(const Plan& plan) = nullptr;
     // K's factor in the order that the kernel reads. Empty: this device or shape has no use for it.
     std::vector<uint32_t> (*pack_keys)(const KeyFactor& factor, const Device& device) = nullptr;
     // For tests: smaller tiles and fewer of them ahead, as far as the kernel takes these.
@@ -100,6 +100,6 @@ inline int rows_of(const CutProblem& p) { return p.n_tokens * p.unit * (p.n_head
 // Work items of one group of K and V.
 int items_of_group(const Plan& plan);
 // The plan for few items and parts.
-Plan rehearsed(const Plan& plan, int items, int parts);
+Plan warm_up_plan(const Plan& plan, int items, int parts);
 
 }  // namespace lkv::cuda

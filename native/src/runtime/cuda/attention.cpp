@@ -22,8 +22,8 @@ void PartBytes::hold(size_t sum_floats, size_t maximum_floats) {
 }
 
 PartBytes Attention::prepare(const Graph& graph, cudaStream_t stream) {
-    PartBytes of[2];      // latents, full rows
-    PartBytes rehearsed;  // layers that take chunks are not
+    PartBytes of[2];     // latents, full rows
+    PartBytes warm_ups;  // layers that take chunks are not
     PartBytes sinks;
     const auto hold = [](PartBytes& bytes, const Plan& plan) {
         bytes.hold(partial_floats(plan), partial_ml_floats(plan));
@@ -49,7 +49,7 @@ PartBytes Attention::prepare(const Graph& graph, cudaStream_t stream) {
             }
             if (full && args->n_tokens > small_batch) own_tokens = args->n_tokens;
             if (args->chunk == 0) {
-                hold(rehearsed, *args);
+                hold(warm_ups, *args);
             } else {
                 int& least = chunk_[layer.in_ring ? 1 : 0];
                 least = least == 0 ? args->chunk : std::min(least, args->chunk);
@@ -70,7 +70,7 @@ PartBytes Attention::prepare(const Graph& graph, cudaStream_t stream) {
         memory.sums = DeviceMemory(bytes.sums);
         memory.maxima = DeviceMemory(bytes.maxima);
     }
-    return rehearsed;
+    return warm_ups;
 }
 
 // Powers of two, then whole chunks: a cache that fills is recorded anew a few times.

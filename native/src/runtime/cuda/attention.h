@@ -34,7 +34,7 @@ public:
     Attention(LayerTables& layers, const StepInputs& inputs, const Device& device)
         : layers_(layers), inputs_(inputs), device_(device) {}
 
-    // A graph was built: plans for its nodes, and memory for what the largest leaves; returns what their rehearsals need. Errors: Error for
+    // A graph was built: plans for its nodes, and memory for what the largest leaves; returns what their warm-ups need. Errors: Error for
     // shapes the kernels do not take.
     PartBytes prepare(const Graph& graph, cudaStream_t stream);
 

@@ -23,7 +23,7 @@
 #include "runtime/cuda/masses.h"
 #include "runtime/cuda/own_products.h"
 #include "runtime/cuda/recording.h"
-#include "runtime/cuda/rehearsal.h"
+#include "runtime/cuda/warm_up.h"
 #include "runtime/gpu.h"
 
 namespace lkv {
@@ -91,7 +91,7 @@ public:
                 const LayerRun& run) override {
         enter();
         inputs_.attach(cache);
-        rehearsal_.attach(cache, model.hparams());
+        warm_up_.attach(cache, model.hparams());
         layers_.attach(model, cache, ropes, constants, run, inputs_, device_);
         masses_.attach(cache);
     }
@@ -137,7 +137,7 @@ private:
     cudaError_t stage_keys(const ggml_tensor* dst, const AttentionNode& node);
     cudaError_t encode(const cuda::Layer& layer, const cuda::RowTarget& to, const int32_t* list, int n);
     cudaError_t join();
-    ggml_status rehearse(const ggml_tensor* node);
+    ggml_status warm_up(const ggml_tensor* node);
     ggml_status run_branches(ggml_cgraph* graph, const Branches& layer);
     ggml_status begin(ggml_cgraph* graph, const Branches& layer, int queries);
     ggml_status enqueue(ggml_cgraph* graph);
@@ -148,7 +148,7 @@ private:
     Lane main_{id_, true};
     Lane v_lane_{id_, true};
     Lane q_lane_{id_};
-    Lane rehearsal_lane_{id_, true};
+    Lane warm_up_lane_{id_, true};
     bool unjoined_ = false;  // a store that the main stream has not waited for
     cuda::Device device_{};
 
@@ -157,7 +157,7 @@ private:
     cuda::OwnProducts products_{layers_, inputs_, device_};
     cuda::Attention attention_{layers_, inputs_, device_};
     cuda::Masses masses_{layers_, inputs_, attention_, device_};
-    cuda::Rehearsal rehearsal_;
+    cuda::WarmUp warm_up_;
     std::unique_ptr<ExactLayer> exact_;  // while a prompt is prefilled lazily
     std::set<int> peers_;                // devices that something was sent to
     std::unique_ptr<cuda::PinnedMemory> result_;
@@ -236,7 +236,7 @@ void CudaGpu::prepare(const Graph& graph) {
     recordable_ = !lazy && !graph.attention.empty() && n_tokens_of(graph) <= small_batch && !one_waits;
     branches_ = recordable_ ? find_branches(graph.nodes) : std::vector<Branches>{};
     products_.prepare(graph, recordable_);
-    if (!branches_.empty()) rehearsal_.prepare(graph, parts);
+    if (!branches_.empty()) warm_up_.prepare(graph, parts);
 }
 
 // [n] slots that rows leave, [n] that they go to, [n] their region
@@ -410,11 +410,11 @@ cudaError_t CudaGpu::join() {
 // The layer's attention on one slot a region, whose result nobody reads, beside the last product of the layer before: the real one
 // would wait for its kernels' instructions (8B, joint of 512: 307 tokens/s without, 331 with it; rebuild of 256 for four heads: 329
 // and 343; full f16: 361 and 369; with all thread blocks, later: 312, 328 and 370).
-ggml_status CudaGpu::rehearse(const ggml_tensor* node) {
-    cudaError_t error = rehearsal_lane_.wait_for(main_);
+ggml_status CudaGpu::warm_up(const ggml_tensor* node) {
+    cudaError_t error = warm_up_lane_.wait_for(main_);
     for (const bool full : {true, false}) {
         const cuda::Plan* const plan = attention_.plan(attention_of(node), full);
-        if (error == cudaSuccess && plan != nullptr) error = rehearsal_.run(*plan, rehearsal_lane_.stream());
+        if (error == cudaSuccess && plan != nullptr) error = warm_up_.run(*plan, warm_up_lane_.stream());
     }
     return started(error, node);
 }
@@ -472,7 +472,7 @@ ggml_status CudaGpu::enqueue(ggml_cgraph* graph) {
         capture == cudaStreamCaptureStatusNone) {
         cudaStreamSynchronize(v_lane_.stream());
         cudaStreamSynchronize(q_lane_.stream());
-        cudaStreamSynchronize(rehearsal_lane_.stream());
+        cudaStreamSynchronize(warm_up_lane_.stream());
         unjoined_ = false;
     }
     return status;
@@ -482,14 +482,14 @@ ggml_status CudaGpu::enqueue_nodes(ggml_cgraph* graph) {
     int first = 0;
     for (const Branches& layer : branches_) {
         ggml_status status = run(graph, first, layer.ahead, main_);
-        if (status == GGML_STATUS_SUCCESS) status = rehearse(ggml_graph_node(graph, layer.attention));
+        if (status == GGML_STATUS_SUCCESS) status = warm_up(ggml_graph_node(graph, layer.attention));
         if (status == GGML_STATUS_SUCCESS) status = run(graph, layer.ahead, layer.k, main_);
         if (status == GGML_STATUS_SUCCESS) status = run_branches(graph, layer);
         if (status != GGML_STATUS_SUCCESS) return status;
         first = layer.attention;
     }
     const ggml_status status = run(graph, first, ggml_graph_n_nodes(graph), main_);
-    if (!branches_.empty() && status == GGML_STATUS_SUCCESS && main_.wait_for(rehearsal_lane_) != cudaSuccess) {
+    if (!branches_.empty() && status == GGML_STATUS_SUCCESS && main_.wait_for(warm_up_lane_) != cudaSuccess) {
         return GGML_STATUS_FAILED;
     }
     return status == GGML_STATUS_SUCCESS && join() != cudaSuccess ? GGML_STATUS_FAILED : status;

@@ -95,7 +95,7 @@ size_t keys_floats(const Plan& a) {
 }
 
 // A long kernel: what the real one waits for is little of it.
-std::optional<Plan> no_rehearsal(const Plan&) { return std::nullopt; }
+std::optional<Plan> no_warm_up(const Plan&) { return std::nullopt; }
 
 // Several chunks of the context: one of fewer slots a part.
 void shrink_rows(Plan& plan, int, int stages) {
@@ -112,14 +112,14 @@ extern const Kernel expand{.name = "expand",
                            .launch = nothing,
                            .finish = attend_expanded,
                            .sums_floats = rows_floats,
-                           .rehearsal = no_rehearsal,
+                           .warm_up = no_warm_up,
                            .shrink = shrink_rows};
 extern const Kernel expand_keys{.name = "expand keys",
                                 .takes = take_keys,
                                 .launch = launch_expanded_keys,
                                 .finish = merge_expanded_keys,
                                 .sums_floats = keys_floats,
-                                .rehearsal = no_rehearsal};
+                                .warm_up = no_warm_up};
 }  // namespace kernels
 
 }  // namespace lkv::cuda

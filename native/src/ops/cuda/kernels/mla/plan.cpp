@@ -78,8 +78,8 @@ const char* plan_mla_rows(const Request& request, Plan& a, MlaPlan& plan) {
     const Device& device = request.device;
     for (plan.tile = most_tile; plan.tile >= least_tile; plan.tile /= 2) {
         if (MlaLayout(plan, p.n_regions).total() > device.shared_bytes - mla_fixed) continue;
-        // A thread block takes a whole multiprocessor; those that the rehearsal holds are left to it: 8B at 14 %, 299, 269, 243 tokens/s at
-        // depth 0, 4096, 16384 with a part for every multiprocessor and merging behind the rehearsal, 305, 273, 244 without merging,
+        // A thread block takes a whole multiprocessor; those that the warm-up holds are left to it: 8B at 14 %, 299, 269, 243 tokens/s at
+        // depth 0, 4096, 16384 with a part for every multiprocessor and merging behind the warm-up, 305, 273, 244 without merging,
         // 309, 276, 255 with six parts less. What another kernel holds at first goes to late parts.
         const int row_blocks = (rows + plan.rows - 1) / plan.rows;
         const int items = a.n_kv / a.unit;
@@ -127,10 +127,10 @@ cudaError_t finish(const Plan& plan, const CutProblem* full, cudaStream_t stream
 
 // Nothing merges its parts: that would be set up while it runs, and keep multiprocessors from the real one (8B, joint latents: 330 tokens/s at
 // depth 0 without it, 320 with it). Steps of several sequences are real ones.
-std::optional<Plan> rehearse(const Plan& plan) {
+std::optional<Plan> warm_up(const Plan& plan) {
     MlaPlan mla = plan.as<MlaPlan>();
     if (mla.apart != 0) return std::nullopt;
-    Plan of = rehearsed(plan, items_of_group(plan), plan.n_regions);
+    Plan of = warm_up_plan(plan, items_of_group(plan), plan.n_regions);
     mla.late_parts = 0;
     of.keep(mla);
     of.leaves = Leaves::parts;
@@ -145,7 +145,7 @@ extern const Kernel mla{.name = "mla",
                         .launch = launch,
                         .finish = finish,
                         .sums_floats = mla_parts_floats,
-                        .rehearsal = rehearse};
+                        .warm_up = warm_up};
 }
 
 }  // namespace lkv::cuda

@@ -53,11 +53,11 @@ const char* take(const Request& request, Plan& a) {
                             shared_by % (2 * unit) == 0 && buffers >= least_latent_buffers(blocks, unit, true)
                         ? 1
                         : 0;
-        // a thread block takes a whole multiprocessor; some are left to the rehearsal beside which the real one starts
+        // a thread block takes a whole multiprocessor; some are left to the warm-up beside which the real one starts
         const int items = a.n_kv / unit;
         const int at_once = device.n_multiprocessors - items_of_group(a);
         a.n_split = decode_parts(a, request.capacity, at_once);
-        // one more part begins when the rehearsal ends
+        // one more part begins when the warm-up ends
         a.late_parts = a.n_split == at_once / items && (a.n_split + 1) * items <= device.n_multiprocessors;
         a.n_split += a.late_parts;
         const SpecializedArgs args{a, plan, nullptr, nullptr, nullptr};
@@ -73,8 +73,8 @@ const char* take(const Request& request, Plan& a) {
 
 // Nothing merges its parts: that would be set up while it runs, and keep multiprocessors from the real one (8B, 256 channels of four heads:
 // 276 tokens/s at depth 4096 with it, 283 without).
-std::optional<Plan> rehearse(const Plan& plan) {
-    Plan of = rehearsed(plan, items_of_group(plan), 2 * plan.n_regions);
+std::optional<Plan> warm_up(const Plan& plan) {
+    Plan of = warm_up_plan(plan, items_of_group(plan), 2 * plan.n_regions);
     of.merge = Merge::by_kernel;
     return of;
 }
@@ -92,7 +92,7 @@ namespace kernels {
 extern const Kernel specialized{.name = "specialized",
                                 .takes = take,
                                 .launch = launch_specialized,
-                                .rehearsal = rehearse,
+                                .warm_up = warm_up,
                                 .pack_keys = pack_specialized,
                                 .shrink = shrink};
 }

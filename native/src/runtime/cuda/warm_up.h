@@ -8,7 +8,7 @@
 
 namespace lkv::cuda {
 
-class Rehearsal {
+class WarmUp {
 public:
     void attach(const KvCache& cache, const HParams& hparams);
     // Memory for the graph's largest; what is large enough stays, as a graph of another batch comes with every prompt.

@@ -1,4 +1,4 @@
-#include "runtime/cuda/rehearsal.h"
+#include "runtime/cuda/warm_up.h"
 
 #include <algorithm>
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace lkv::cuda {
 
-void Rehearsal::attach(const KvCache& cache, const HParams& h) {
+void WarmUp::attach(const KvCache& cache, const HParams& h) {
     std::vector<int32_t> one_slot(max_regions, 0);  // of every region that has any
     for (int r = 0; r < cache.placement().n_regions(); r++) {
         one_slot[static_cast<size_t>(r)] = std::min(1, cache.placement().cells(r).capacity());
@@ -17,7 +17,7 @@ void Rehearsal::attach(const KvCache& cache, const HParams& h) {
     done_ = DeviceMemory::of(std::vector<uint32_t>(static_cast<size_t>(most_counters(h)), 0));
 }
 
-void Rehearsal::prepare(const Graph& graph, const PartBytes& parts) {
+void WarmUp::prepare(const Graph& graph, const PartBytes& parts) {
     size_t q = 0;
     size_t out = 0;
     for (const AttentionNode& node : graph.attention) {
@@ -37,8 +37,8 @@ void Rehearsal::prepare(const Graph& graph, const PartBytes& parts) {
     grow(partial_ml_, parts.maxima);
 }
 
-cudaError_t Rehearsal::run(const Plan& plan, cudaStream_t stream) const {
-    const std::optional<Plan> few = rehearsal(plan);
+cudaError_t WarmUp::run(const Plan& plan, cudaStream_t stream) const {
+    const std::optional<Plan> few = warm_up(plan);
     if (!few) return cudaSuccess;
     Plan args = *few;
     args.q = q_.as<float>();
