@@ -49,7 +49,7 @@ std::vector<bool> ring_layers(const HParams& hparams, const KvCacheOptions& opti
     return in_ring;
 }
 
-// Of a sequence, in the recurrent ones of these layers.
+// Bytes of one sequence's states, in those of these layers that are recurrent.
 size_t state_bytes(const HParams& hparams, int first_layer, int end_layer) {
     size_t bytes = 0;
     for (int il = first_layer; il < end_layer; il++) {

@@ -91,7 +91,7 @@ private:
         std::vector<int> entered;   // slots of the last arrivals
     };
 
-    // Of every sequence.
+    // For every sequence.
     struct Seen {
         Seen() { newest.fill(-1); }
         std::array<int, max_sequences> decoded{};     // tokens that came one by one
