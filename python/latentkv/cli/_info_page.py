@@ -86,7 +86,8 @@ def _kv_heads(layers: Sequence[dict[str, Any]]) -> str:
     counted = Counter((layer["n_head_kv"], layer["head_dim"]) for layer in attending)
     (first, *others), n_kinds = counted.most_common(), len(counted)
     (n_kv, width), n = first
-    text = f"{n_kv} KV heads of {width}" + (f" in {n} layers" if n_kinds > 1 else "")
+    heads = "head" if n_kv == 1 else "heads"
+    text = f"{n_kv} KV {heads} of {width}" + (f" in {n} layers" if n_kinds > 1 else "")
     return ", ".join([text, *(f"{n_kv} of {width} in {n}" for (n_kv, width), n in others)])
 
 

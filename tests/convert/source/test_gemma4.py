@@ -172,7 +172,7 @@ def test_layers_keep_rows_of_their_own_widths(tiny: Tiny, calib: Path, tmp_path:
     model = run(tiny("gemma4"), tmp_path / "out.gguf", *ALL, "--calib", str(calib))
     shapes = [(layer["n_head_kv"], layer["head_dim"], sum(layer["k"]["ranks"])) for layer in model.layers]
     assert shapes == [(2, 32, 64), (1, 64, 64), (1, 64, 64)]
-    assert _kv_heads(model.layers) == "1 KV heads of 64 in 2 layers, 2 of 32 in 1"
+    assert _kv_heads(model.layers) == "1 KV head of 64 in 2 layers, 2 of 32 in 1"
     other = run(tiny("gemma4", name="own", **OWN_V), tmp_path / "own.gguf", "--method", "none")
     shapes = [(layer["n_head_kv"], layer["head_dim"], sum(layer["k"]["ranks"])) for layer in other.layers]
     assert shapes == [(2, 32, 64), (2, 64, 128), (2, 64, 128)]
