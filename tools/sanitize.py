@@ -42,6 +42,8 @@ SANITIZERS = {
         python_tests=(
             "tests/promise/test_cache.py",
             "tests/promise/test_eviction.py",
+            "tests/promise/hybrid/test_hybrid_logits.py",
+            "tests/promise/hybrid/test_hybrid_states.py",
             "tests/promise/test_hostile_states.py",
             "tests/promise/test_regions.py",
             "tests/promise/test_soak.py",

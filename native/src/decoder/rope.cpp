@@ -101,7 +101,9 @@ Rope make_rope(double base, int n_rot, const Scaling& s, const std::vector<doubl
     rope.base = static_cast<float>(base);
     rope.mscale = static_cast<float>(s.attn_factor);
     rope.freqs.resize(static_cast<size_t>(n_half));
-    rope.ggml_factors.resize(static_cast<size_t>(n_half));
+    int widest = n_rot;
+    for (const HeadShape& heads : hparams.heads) widest = std::max(widest, heads.head_dim);
+    rope.ggml_factors.resize(static_cast<size_t>(widest / 2), 1.0F);
     for (int i = 0; i < n_half; i++) {
         const size_t at = static_cast<size_t>(i);
         const double plain = std::pow(base, -2.0 * i / n_rot);

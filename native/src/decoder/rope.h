@@ -10,8 +10,9 @@ namespace lkv {
 
 struct Rope {
     std::vector<float> freqs;  // [n_rot/2] radians per position; empty: no RoPE
-    std::vector<float>
-        ggml_factors;  // [n_rot/2] base^(-2i/n_rot) / freqs[i]: the same table as ggml_rope_ext's divisors
+    // base^(-2i/n_rot) / freqs[i]: the same table as ggml_rope_ext's divisors. [widest head_dim/2], ones behind n_rot/2: ggml's CPU reads a
+    // divisor for each pair of a head, those that do not turn too.
+    std::vector<float> ggml_factors;
     float base = 10000.0F;
     float mscale = 1.0F;
 

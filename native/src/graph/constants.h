@@ -13,7 +13,7 @@ namespace lkv {
 struct GraphConstants {
     TensorContext context;
     ggml_backend_buffer_ptr buffer;
-    std::vector<ggml_tensor*> rope_factors;  // [n_rot/2] for each of the model's tables; null: no RoPE
+    std::vector<ggml_tensor*> rope_factors;  // Rope::ggml_factors of each of the model's tables; null: no RoPE
     ggml_tensor* hadamard_k = nullptr;       // [b, b], orthonormal and symmetric; null = K is not rotated
     ggml_tensor* hadamard_v = nullptr;
     std::vector<float> alibi_slopes;  // [n_head]
