@@ -183,12 +183,12 @@ RegionView KvCache::view(int region, int layer) const {
     const Cells& held = placement_.cells(region, layer);
     const bool has_rows = rows_.region(region, layer).layers[static_cast<size_t>(layer)].held;
     const bool of_value = rows_.key_of_value(layer);
-    return {of_value ? rows_.v_row(region, layer, 0) : rows_.k_row(region, layer, 0),
+    return {rows_.row(region, layer, of_value, 0),
             rows_.v_row(region, layer, 0),
             held.pos_data(),
             held.seq_data(),
             has_rows ? held.end() : 0,
-            of_value ? rows_.v_layout(region, layer) : rows_.k_layout(region, layer),
+            rows_.layout(region, layer, of_value),
             rows_.v_layout(region, layer)};
 }
 

@@ -29,11 +29,12 @@ void run_noise(ggml_tensor* dst, int ith, int nth, void* userdata) {
 template <bool full, bool value_side>
 void run_read(ggml_tensor* dst, int ith, int nth, void* userdata) {
     const auto& node = *static_cast<const AttentionNode*>(userdata);
+    const Rows& rows = node.cache->rows();
     int64_t out = 0;
     for (int r = 0; r < node.cache->placement().n_regions(); r++) {
-        if (node.cache->rows().is_full(r, node.row_layer) != full) continue;
-        const RowLayout& layout = value_side ? node.cache->rows().v_layout(r, node.row_layer)
-                                             : node.cache->rows().k_layout(r, node.row_layer);
+        if (rows.is_full(r, node.row_layer) != full) continue;
+        const RowLayout& layout = rows.layout(r, node.row_layer, value_side);
+        const uint8_t* const bytes = rows.row(r, node.row_layer, value_side, 0);
         const Cells& cells = node.cache->placement().cells(r, node.row_layer);
         for (int slot = 0; slot < cells.end(); slot++, out++) {
             if (out % nth != ith) {
@@ -41,8 +42,6 @@ void run_read(ggml_tensor* dst, int ith, int nth, void* userdata) {
             }
             auto* const row =
                 reinterpret_cast<float*>(static_cast<char*>(dst->data) + out * static_cast<int64_t>(dst->nb[1]));
-            const uint8_t* const bytes = value_side ? node.cache->rows().v_row(r, node.row_layer, 0)
-                                                    : node.cache->rows().k_row(r, node.row_layer, 0);
             if (cells.used(slot)) {
                 read_slot(layout, bytes, slot, row);
             } else {
@@ -67,9 +66,7 @@ ggml_tensor* mass_noise(ggml_context* ctx, AttentionNode& node, ggml_tensor* sto
 ggml_tensor* read_rows(ggml_context* ctx, AttentionNode& node, ggml_tensor* stored, bool full, bool value_side,
                        int n_slots) {
     const int r = full ? 0 : node.cache->placement().middle();
-    const int width =
-        (value_side ? node.cache->rows().v_layout(r, node.row_layer) : node.cache->rows().k_layout(r, node.row_layer))
-            .width;
+    const int width = node.cache->rows().layout(r, node.row_layer, value_side).width;
     const auto read = full ? (value_side ? run_read<true, true> : run_read<true, false>)
                            : (value_side ? run_read<false, true> : run_read<false, false>);
     return ggml_custom_4d(ctx, GGML_TYPE_F32, width, n_slots, 1, 1, &stored, 1, read, GGML_N_TASKS_MAX, &node);

@@ -130,6 +130,7 @@ class ModelSpec:
     heads: tuple[HeadShape, ...] = ()  # of every layer, where layers differ
     value_of_key: bool = False  # as a layer sees it: V is what the key projection makes
     shares_kv: bool = False  # as a layer sees it: it reads an earlier layer's K and V
+    recurrent_tensors: tuple[TensorRole, ...] = ()  # all of a layer that does not attend
 
     def at(self, layer: int) -> ModelSpec:
         """The model as this layer sees it: with its own n_kv, head_dim and n_rot."""
@@ -154,15 +155,13 @@ class ModelSpec:
         legal = [n for n in range(1, own.n_kv + 1) if own.n_kv % n == 0 and n * own.head_dim <= width]
         return max(legal, default=1)
 
-    recurrent_tensors: tuple[TensorRole, ...] = ()  # all of a layer that does not attend
-
     @property
     def q_width(self) -> int:
         return self.n_head * self.head_dim
 
     @property
     def q_rows(self) -> int:
-        """Of attn_q, with the output gate."""
+        """Rows of attn_q, with the output gate."""
         return self.q_width * (2 if self.block.output_gate else 1)
 
     def attends(self, layer: int) -> bool:

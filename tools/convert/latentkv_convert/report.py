@@ -45,11 +45,13 @@ class Report:
     @property
     def keep(self) -> float:
         """Kept fraction of all KV dimensions in the middle region; a full layer keeps all of them."""
-        spec, sides = self.spec, [(i, s) for i in self.spec.attention_layers for s in SIDES]
-        widths = {i: spec.at(i).kv_width for i in spec.attention_layers}
-        chosen = {(i, s): self.plan.layers[i].side(s) for i, s in sides}
-        kept = [0 if side == OF_VALUE else sum(side.kept) or widths[i] for (i, _), side in chosen.items()]
-        return sum(kept) / (len(SIDES) * sum(widths.values()))
+        kept = full = 0
+        for index in self.spec.attention_layers:
+            width = self.spec.at(index).kv_width
+            for side in map(self.plan.layers[index].side, SIDES):
+                kept += 0 if side == OF_VALUE else sum(side.kept) or width
+                full += width
+        return kept / full
 
     def bytes_per_token(self) -> dict[str, float]:
         """By row format; `plan`: the file's own."""

@@ -24,7 +24,7 @@ bool rotates_full(const Model& model, const KvCache& cache, bool value_side) {
         const LayerCacheSpec& spec = model.cache_spec().layers[static_cast<size_t>(il)];
         const bool full = value_side ? spec.v_path == VPath::full : spec.k_path == KPath::full;
         for (int r = 0; full && r < cache.placement().n_regions(); r++) {
-            const RowLayout& row = value_side ? cache.rows().v_layout(r, il) : cache.rows().k_layout(r, il);
+            const RowLayout& row = cache.rows().layout(r, il, value_side);
             if (in_blocks(row)) {
                 return false;
             }

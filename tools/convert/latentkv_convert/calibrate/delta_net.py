@@ -10,19 +10,20 @@ from torch.nn import functional
 
 from ..errors import ConvertError, need
 from ..ir import ModelSpec
+from ..source.recurrent import DeltaNetSizes
 
 _WHERE = "transformers.models.qwen3_next.modeling_qwen3_next"
 
 
 def mixed(live: Any, spec: ModelSpec, x: Tensor) -> Tensor:
     """live: a layer with the modules attn_qkv, attn_gate, ssm_* of its tensors. x [n, T, d] -> [n, T, d]."""
-    n_v, width = int(spec.keys["ssm.time_step_rank"]), int(spec.keys["ssm.state_size"])
-    n_k = int(spec.keys["ssm.group_count"])
+    sizes = DeltaNetSizes.of(spec)
+    n_k, width, keys = sizes.n_k, sizes.width, sizes.n_k * sizes.width
     rows = _convolved(live.attn_qkv(x), live.ssm_conv1d.weight)
-    q, k, v = rows.split((n_k * width, n_k * width, n_v * width), dim=-1)
+    q, k, v = rows.split((keys, keys, sizes.inner), dim=-1)
     q, k, v = (part.unflatten(-1, (-1, width)) for part in (q, k, v))
     beta, alpha = _gates(live, x, n_k)
-    shared = n_v // n_k
+    shared = sizes.n_v // n_k
     if "ssm_ba" in live._modules:  # value heads that share keys are side by side
         q, k = (part.repeat_interleave(shared, dim=2) for part in (q, k))
     else:

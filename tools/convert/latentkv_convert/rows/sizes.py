@@ -8,6 +8,7 @@ from functools import cache
 
 from .. import native
 from ..ir import ModelSpec
+from ..source.recurrent import DeltaNetSizes
 
 # Row formats of sink and recent tokens where a plan is free to choose, the widest first. q8 has one scale for
 # a head: with the 256 channels of Gemma 3 270M it costs 0.003 nats, q8_0 on all rows 0.0005.
@@ -100,15 +101,9 @@ def full_cache_bytes(spec: ModelSpec, slots: MiddleSlots) -> int:
 
 
 def state_bytes(spec: ModelSpec) -> int:
-    """What layers that do not attend keep of one sequence, in f32: the latest inputs of their convolutions
-    and a matrix for every value head. It does not grow with the context."""
+    """What layers that do not attend keep of one sequence, in f32. It does not grow with the context."""
     n_recurrent = spec.n_layer - len(spec.attention_layers)
-    if not n_recurrent:
-        return 0
-    n_k, width, inner, kernel = (
-        int(spec.keys[f"ssm.{name}"]) for name in ("group_count", "state_size", "inner_size", "conv_kernel")
-    )
-    return n_recurrent * 4 * ((kernel - 1) * (2 * n_k * width + inner) + inner * width)
+    return n_recurrent * 4 * DeltaNetSizes.of(spec).state_floats if n_recurrent else 0
 
 
 def round_up(n: int, multiple: int) -> int:

@@ -1,28 +1,57 @@
-"""What a layer that does not attend has: shapes of its tensors, and that they are there."""
+"""What a layer that does not attend has: its sizes, shapes of its tensors, and that they are there."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ..errors import ConvertError
 from ..ir import ModelSpec
 
 
+@dataclass(frozen=True)
+class DeltaNetSizes:
+    """Heads of `width` channels, n_k for Q and K and n_v for V; the convolution sees `kernel` tokens."""
+
+    n_k: int
+    n_v: int
+    width: int
+    kernel: int
+
+    @staticmethod
+    def of(spec: ModelSpec) -> DeltaNetSizes:
+        names = ("group_count", "time_step_rank", "state_size", "conv_kernel")
+        return DeltaNetSizes(*(int(spec.keys[f"ssm.{name}"]) for name in names))
+
+    @property
+    def inner(self) -> int:
+        """Channels of V."""
+        return self.n_v * self.width
+
+    @property
+    def channels(self) -> int:
+        """Channels of Q, K and V, which the convolution takes."""
+        return 2 * self.n_k * self.width + self.inner
+
+    @property
+    def state_floats(self) -> int:
+        """Numbers that a layer keeps of a sequence: the latest inputs of the convolution, and a matrix for
+        each head of V."""
+        return (self.kernel - 1) * self.channels + self.inner * self.width
+
+
 def shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Role -> shape, of the tensors of a gated delta net."""
-    n_k, n_v, width, inner, kernel = (
-        int(spec.keys[f"ssm.{name}"])
-        for name in ("group_count", "time_step_rank", "state_size", "inner_size", "conv_kernel")
-    )
-    channels = 2 * n_k * width + inner
-    rows = {"attn_qkv": channels, "attn_gate": inner, "ssm_ba": 2 * n_v, "ssm_beta": n_v, "ssm_alpha": n_v}
+    of = DeltaNetSizes.of(spec)
+    rows = {"attn_qkv": of.channels, "attn_gate": of.inner}
+    rows |= {"ssm_ba": 2 * of.n_v, "ssm_beta": of.n_v, "ssm_alpha": of.n_v}
     return {
         **{f"{stem}.weight": (n, spec.n_embd) for stem, n in rows.items()},
-        "ssm_conv1d.weight": (channels, kernel),
-        "ssm_dt.bias": (n_v,),
-        "ssm_a": (n_v,),
-        "ssm_norm.weight": (width,),
-        "ssm_out.weight": (spec.n_embd, inner),
+        "ssm_conv1d.weight": (of.channels, of.kernel),
+        "ssm_dt.bias": (of.n_v,),
+        "ssm_a": (of.n_v,),
+        "ssm_norm.weight": (of.width,),
+        "ssm_out.weight": (spec.n_embd, of.inner),
     }
 
 
