@@ -49,6 +49,7 @@ struct Scaling {
     double factor = 1.0;
     double n_ctx_orig = 0;
     double attn_factor = 1.0;
+    double log_multiplier = 0.0;  // of YaRN: what cos and sin are divided by, 0: nothing
     double dynamic = 0.0;
     double beta_fast = 32.0;
     double beta_slow = 1.0;
@@ -86,6 +87,7 @@ Scaling read_scaling(const GgufFile& file, const HParams& hparams) {
     if (s.type == "yarn") {
         s.beta_fast = read_float(file, prefix + "yarn_beta_fast", 1e-3F, 1e6F, 32.0F);
         s.beta_slow = read_float(file, prefix + "yarn_beta_slow", 1e-3F, 1e6F, 1.0F);
+        s.log_multiplier = read_float(file, prefix + "yarn_log_multiplier", 0.0F, 1e3F, 0.0F);
     }
     return s;
 }
@@ -119,7 +121,8 @@ Rope make_rope(double base, int n_rot, const Scaling& s, const std::vector<doubl
         rope.ggml_factors[at] = static_cast<float>(plain / freq);
     }
     if (s.type == "yarn") {
-        rope.mscale = static_cast<float>(s.attn_factor * (s.factor <= 1.0 ? 1.0 : 1.0 + 0.1 * std::log(s.factor)));
+        const double grown = s.factor <= 1.0 ? 0.0 : 0.1 * std::log(s.factor);
+        rope.mscale = static_cast<float>(s.attn_factor * (1.0 + grown) / (1.0 + s.log_multiplier * grown));
     }
     return rope;
 }

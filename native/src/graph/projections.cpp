@@ -96,6 +96,9 @@ Heads Projections::heads(ggml_tensor* x, int il) const {
     if (layer.attn_q_norm != nullptr) {
         found.q = ops_.norm(found.q, layer.attn_q_norm, nullptr);
     }
+    if (temperatures_ != nullptr) {
+        found.q = ops_.held(ggml_mul(ctx_, found.q, ggml_reshape_3d(ctx_, temperatures_, 1, 1, temperatures_->ne[0])));
+    }
     found.q = ops_.held(rope(found.q, il));
     if (found.k != nullptr && !raw) {
         found.k = finished(found.k, il);

@@ -289,6 +289,11 @@ void Session::compute(Part& part, std::span<const int32_t> tokens, std::span<con
     }
     part.set_input(graph.tokens, tokens.data(), tokens.size_bytes());
     part.set_input(graph.positions, pos.data(), pos.size_bytes());
+    if (graph.temperatures != nullptr) {
+        std::vector<float> factors;
+        for (const int32_t at : pos) factors.push_back(model_->hparams().temperature(at));
+        part.set_input(graph.temperatures, factors.data(), factors.size() * sizeof(float));
+    }
     part.set_input(graph.out_ids, out_ids.data(), out_ids.size_bytes());
     part.set_input(graph.states_from, step_.from.data(), step_.from.size() * sizeof(int32_t));
     part.set_input(graph.states_to, step_.to.data(), step_.to.size() * sizeof(int64_t));

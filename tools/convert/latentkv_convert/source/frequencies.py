@@ -36,8 +36,15 @@ def magnitude(spec: ModelSpec, layer: int) -> float:
         return 1.0
     scale = float(spec.keys.get("rope.scaling.attn_factor", 1.0))
     if spec.keys.get("rope.scaling.type") == "yarn":
-        scale *= 1 + 0.1 * math.log(max(1.0, spec.keys["rope.scaling.factor"]))
+        grown = 0.1 * math.log(max(1.0, spec.keys["rope.scaling.factor"]))
+        scale *= (1 + grown) / (1 + float(spec.keys.get("rope.scaling.yarn_log_multiplier", 0.0)) * grown)
     return scale
+
+
+def temperatures(spec: ModelSpec, n: int) -> F64 | None:
+    """[n] factors of the queries at these positions, or None: 1 everywhere."""
+    growth = float(spec.keys.get("attention.temperature_scale", 0.0))
+    return 1 + growth * np.log1p(np.arange(n) // _original(spec)) if growth else None
 
 
 def paired_rows(n_heads: int, head_dim: int, n_rot: int) -> NDArray[np.int64]:

@@ -22,6 +22,7 @@ _PLAIN = {KEYS[name] for name in ("version", "source_method", "source_recipe", "
 _FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _NUMBERS = {
     "rope.scaling.attn_factor": limits.ATTENTION_FACTOR,
+    "rope.scaling.yarn_log_multiplier": limits.LOG_MULTIPLIER,
     "rope.scaling.yarn_beta_fast": limits.YARN_BETA,
     "rope.scaling.yarn_beta_slow": limits.YARN_BETA,
     "attention.clamp_kqv": limits.CLIP,
