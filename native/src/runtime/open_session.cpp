@@ -1,4 +1,4 @@
-// A session is opened: its cache, its parts and what runs them, and what it says of itself.
+// A session is opened: its cache, its stages and what runs them, and what it says of itself.
 #include <algorithm>
 
 #include "base/error.h"
@@ -26,11 +26,11 @@ Session::Session(std::shared_ptr<const Model> model, const SessionPlan& plan)
       prefill_(plan.prefill),
       n_threads_(plan.n_threads),
       n_threads_batch_(plan.n_threads_batch),
-      parts_(open_parts(model_->runs())),
-      cache_(model_->hparams(), model_->cache_spec(), plan.cache, true, devices_of(parts_)),
+      stages_(open_stages(model_->runs())),
+      cache_(model_->hparams(), model_->cache_spec(), plan.cache, true, devices_of(stages_)),
       ropes_(read_ropes(model_->file(), model_->hparams(), cache_.options().n_ctx)) {
     if (cache_.states().is_used()) attach_states();
-    attach_parts(plan.kv_rotate);
+    attach_stages(plan.kv_rotate);
     for (const std::string& warning : plan.warnings) log(LogLevel::warning, warning);
     ggml_threadpool_params params = ggml_threadpool_params_default(std::max(n_threads_, n_threads_batch_));
     threadpool_.reset(ggml_threadpool_new(&params));
@@ -40,7 +40,7 @@ Session::Session(std::shared_ptr<const Model> model, const SessionPlan& plan)
     }
     ggml_backend_cpu_set_threadpool(backend_.get(), threadpool_.get());
     ggml_backend_cpu_set_n_threads(backend_.get(), n_threads_);  // a state may need latents before any graph has run
-    if (!parts_.front().on_gpu()) {
+    if (!stages_.front().on_gpu()) {
         encoder_.emplace(*model_, backend_.get());
         cache_.rows().set_encoder(&*encoder_);
     }
@@ -52,20 +52,20 @@ Session::Session(std::shared_ptr<const Model> model, const SessionPlan& plan)
     log(LogLevel::info, "latent_attn: ", implementation());
 }
 
-void Session::attach_parts(bool kv_rotate) {
+void Session::attach_stages(bool kv_rotate) {
     const bool rotate_k = kv_rotate && rotates_full(*model_, cache_, false);
     const bool rotate_v = kv_rotate && rotates_full(*model_, cache_, true);
-    for (Part& part : parts_) {
-        ggml_backend_buffer_type_t const where = model_->memory(part.run);
-        part.constants = make_graph_constants(model_->hparams(), ropes_, rotate_k, rotate_v, where);
-        part.allocator.reset(ggml_gallocr_new(where));
-        if (part.on_gpu()) part.gpu->attach(*model_, cache_, ropes_, part.constants, part.run);
+    for (PipelineStage& stage : stages_) {
+        ggml_backend_buffer_type_t const where = model_->memory(stage.run);
+        stage.constants = make_graph_constants(model_->hparams(), ropes_, rotate_k, rotate_v, where);
+        stage.allocator.reset(ggml_gallocr_new(where));
+        if (stage.on_gpu()) stage.gpu->attach(*model_, cache_, ropes_, stage.constants, stage.run);
     }
 }
 
 std::string Session::implementation() const {
     if (model_->on_gpu()) {
-        const std::string fused = "fused cuda, " + parts_.back().gpu->name();
+        const std::string fused = "fused cuda, " + stages_.back().gpu->name();
         return model_->on_one_device() ? fused : fused + "; " + runs_text(model_->runs());
     }
     if (!fused_) return "reference, stock ggml ops (fused cpu: not asked for)";
@@ -74,7 +74,7 @@ std::string Session::implementation() const {
 
 size_t Session::compute_bytes() const {
     size_t bytes = 0;
-    for (const Part& part : parts_) bytes += ggml_gallocr_get_buffer_size(part.allocator.get(), 0);
+    for (const PipelineStage& stage : stages_) bytes += ggml_gallocr_get_buffer_size(stage.allocator.get(), 0);
     return bytes;
 }
 

@@ -128,29 +128,29 @@ GraphShape Session::graph_shape(size_t n_tokens, size_t n_outputs, const KvCache
     return shape;
 }
 
-void Session::prepare_graph(Part& part, const GraphShape& shape, const ExactRows* exact) {
-    if (part.graph != nullptr && shape == part.shape) {
+void Session::prepare_graph(PipelineStage& stage, const GraphShape& shape, const ExactRows* exact) {
+    if (stage.graph != nullptr && shape == stage.shape) {
         return;
     }
-    part.graph.reset();
-    part.graph = build_graph(*model_, cache_, ropes_, part.constants, part.states.get(), batch_, shape, exact);
-    part.shape = shape;
-    if (!quietly([&] { return ggml_gallocr_alloc_graph(part.allocator.get(), part.graph->nodes); })) {
-        part.graph.reset();
+    stage.graph.reset();
+    stage.graph = build_graph(*model_, cache_, ropes_, stage.constants, stage.states.get(), batch_, shape, exact);
+    stage.shape = shape;
+    if (!quietly([&] { return ggml_gallocr_alloc_graph(stage.allocator.get(), stage.graph->nodes); })) {
+        stage.graph.reset();
         fail("memory", "expected compute memory for ", shape.n_tokens, " tokens; got none; lower -ub / n_ubatch");
     }
-    if (part.on_gpu()) {
-        part.gpu->prepare(*part.graph);
+    if (stage.on_gpu()) {
+        stage.gpu->prepare(*stage.graph);
     }
 }
 
 void Session::prepare_graphs(const GraphShape& all) {
-    for (Part& part : parts_) {
+    for (PipelineStage& stage : stages_) {
         GraphShape shape = all;
-        shape.on_gpu = part.on_gpu();
-        shape.first_layer = part.run.first_layer;
-        shape.end_layer = part.run.end_layer;
-        prepare_graph(part, shape);
+        shape.on_gpu = stage.on_gpu();
+        shape.first_layer = stage.run.first_layer;
+        shape.end_layer = stage.run.end_layer;
+        prepare_graph(stage, shape);
     }
 }
 
@@ -169,27 +169,27 @@ void Session::run_ubatch(std::span<const int32_t> tokens, std::span<const int32_
         shape.result = result;
         compute_ubatch(tokens, pos, out_ids, shape, rows);
     } catch (...) {
-        for (const Part& part : parts_) part.abandon();
+        for (const PipelineStage& stage : stages_) stage.abandon();
         cache_.placement().take_back(batch_.slots);
         cache_.states().abandon(step_);
         throw;
     }
     if (cache_.states().is_used()) commit_states(pos, runs);
-    if (cache_.placement().eviction() != nullptr && parts_.front().on_gpu()) {
-        parts_.front().gpu->take_masses(cache_);
+    if (cache_.placement().eviction() != nullptr && stages_.front().on_gpu()) {
+        stages_.front().gpu->take_masses(cache_);
     }
 }
 
 void Session::compute_ubatch(std::span<const int32_t> tokens, std::span<const int32_t> pos,
                              std::span<const int32_t> out_ids, const GraphShape& shape, float* rows) {
     prepare_graphs(shape);
-    const Part* before = nullptr;
-    for (Part& part : parts_) {
-        if (before != nullptr) before->hand_to(part);
-        compute(part, tokens, pos, out_ids, cache_, batch_);
-        before = &part;
+    const PipelineStage* before = nullptr;
+    for (PipelineStage& stage : stages_) {
+        if (before != nullptr) before->hand_to(stage);
+        compute(stage, tokens, pos, out_ids, cache_, batch_);
+        before = &stage;
     }
-    for (const Part& part : parts_) part.get_result(part.graph->result, rows);
+    for (const PipelineStage& stage : stages_) stage.get_result(stage.graph->result, rows);
 }
 
 void Session::fill_reference_inputs(const Graph& graph, const KvCache& rows, const BatchSlots& batch) {
@@ -208,32 +208,32 @@ void Session::fill_reference_inputs(const Graph& graph, const KvCache& rows, con
     }
 }
 
-void Session::compute(Part& part, std::span<const int32_t> tokens, std::span<const int32_t> pos,
+void Session::compute(PipelineStage& stage, std::span<const int32_t> tokens, std::span<const int32_t> pos,
                       std::span<const int32_t> out_ids, const KvCache& rows, const BatchSlots& batch) {
-    const Graph& graph = *part.graph;
+    const Graph& graph = *stage.graph;
     if (graph.embeddings != nullptr) {
         hidden_.resize(static_cast<size_t>(ggml_nelements(graph.embeddings)));
         model_->embed(tokens, hidden_.data());
-        part.set_input(graph.embeddings, hidden_.data(), hidden_.size() * sizeof(float));
+        stage.set_input(graph.embeddings, hidden_.data(), hidden_.size() * sizeof(float));
     }
     if (graph.layer_embeddings != nullptr) {
         std::vector<float> brought(static_cast<size_t>(ggml_nelements(graph.layer_embeddings)));
         model_->embed_layers(tokens, brought.data());
-        part.set_input(graph.layer_embeddings, brought.data(), brought.size() * sizeof(float));
+        stage.set_input(graph.layer_embeddings, brought.data(), brought.size() * sizeof(float));
     }
-    part.set_input(graph.tokens, tokens.data(), tokens.size_bytes());
-    part.set_input(graph.positions, pos.data(), pos.size_bytes());
-    part.set_input(graph.out_ids, out_ids.data(), out_ids.size_bytes());
-    part.set_input(graph.states_from, step_.from.data(), step_.from.size() * sizeof(int32_t));
-    part.set_input(graph.states_to, step_.to.data(), step_.to.size() * sizeof(int64_t));
+    stage.set_input(graph.tokens, tokens.data(), tokens.size_bytes());
+    stage.set_input(graph.positions, pos.data(), pos.size_bytes());
+    stage.set_input(graph.out_ids, out_ids.data(), out_ids.size_bytes());
+    stage.set_input(graph.states_from, step_.from.data(), step_.from.size() * sizeof(int32_t));
+    stage.set_input(graph.states_to, step_.to.data(), step_.to.size() * sizeof(int64_t));
     if (!fused_) {
         fill_reference_inputs(graph, rows, batch);
     }
-    if (part.on_gpu()) {
-        if (&rows != &cache_) part.gpu->begin(cache_, batch_);
-        part.gpu->begin(rows, batch);
+    if (stage.on_gpu()) {
+        if (&rows != &cache_) stage.gpu->begin(cache_, batch_);
+        stage.gpu->begin(rows, batch);
     }
-    part.compute(backend_.get());
+    stage.compute(backend_.get());
 }
 
 void Session::shift(int seq, const Positions& positions, int32_t delta) {
