@@ -23,7 +23,7 @@ enum class Accept {
 };
 
 // Sides whose full rows are rotated in a state and not in a cache, or the reverse.
-struct RowTurn {
+struct RowRotation {
     unsigned sides = 0;     // bit 0: K, bit 1: V
     int block[2] = {1, 1};  // channels that a rotation mixes, a power of two
 };

@@ -138,7 +138,7 @@ template <int Bits, int B>
 void add_sums(const float* sums, int n_bytes, float step, float constant, float* out) {
     using L = Lanes<Bits, B>;
     if constexpr (Bits == 1 && B == lanes) {
-        f32x8 of_byte[lanes];  // [plane][byte], then turned
+        f32x8 of_byte[lanes];  // [plane][byte], then transposed
         for (int plane = 0; plane < lanes; plane++) of_byte[plane] = load8(sums + plane * B);
         transpose8(of_byte);
         for (int byte = 0; byte < n_bytes; byte++) {
