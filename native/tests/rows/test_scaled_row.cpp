@@ -25,7 +25,7 @@ struct Known {
 };
 
 constexpr Known known[] = {{Format::n8, 8, 0.00009}, {Format::n6, 6, 0.00104}, {Format::n5, 5, 0.0035},
-                           {Format::n4, 4, 0.01154}, {Format::n3, 3, 0.0374},  {Format::n2, 2, 0.1175},
+                           {Format::n4, 4, 0.01154}, {Format::n3, 3, 0.0374},  {Format::n2, 2, 0.1188},
                            {Format::n1, 1, 0.3634}};
 
 const Known& known_of(int32_t format) {
@@ -35,8 +35,7 @@ const Known& known_of(int32_t format) {
 
 // Levels from their definition, in rising order.
 std::vector<double> levels_of(int n_bits) {
-    constexpr double steps[] = {0, 1.5958, 0, 0.5860, 0.3352, 0.1881, 0.1041, 0, 0.0308};
-    if (n_bits == 2) return {-1.5104, -0.45312, 0.45312, 1.5104};
+    constexpr double steps[] = {0, 1.5958, 0.9957, 0.5860, 0.3352, 0.1881, 0.1041, 0, 0.0308};
     std::vector<double> levels;
     const int n = 1 << n_bits;
     for (int c = 0; c < n; c++) levels.push_back((c - (n - 1) / 2.0) * steps[n_bits]);
