@@ -179,4 +179,16 @@ KvBytes KvCache::bytes() const {
     return total;
 }
 
+void KvCache::demote_recent(int n_ahead) {
+    const std::vector<RowMove> moves = placement_.demote(n_ahead);
+    if (moves.empty()) return;
+    for (CacheDevice* device : rows_.devices()) {
+        if (device != nullptr) device->move_rows(*this, placement_.recent(), placement_.middle(), moves);
+    }
+    for (int il = 0; il < placement_.n_layers() && rows_.on_host(il); il++) {
+        rows_.demote(il, placement_.moves_of(il, moves));
+    }
+    placement_.leave_recent(moves);
+}
+
 }  // namespace lkv
