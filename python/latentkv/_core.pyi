@@ -1,7 +1,7 @@
 """The native runtime: GGUF reader, one decoder block, the latent cache, ggml graph, libllama's samplers."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,22 @@ def dequantize(data: NDArray[np.uint8], type: str) -> NDArray[np.float32]:
 def format_bytes(format: str, width: int) -> int:
     """Bytes of a token's segment of `width` channels, which are rounded up to whole units of the format (one
     of build_info's, or none)."""
+
+CELL_BYTES: int  # of a slot, beside its rows
+DEMOTION_BATCH: int  # recent tokens that are compressed at once
+
+class CacheSlots(TypedDict):
+    sink: int
+    recent: int
+    middle: int  # of a layer that holds the context
+    ring: int  # of one that holds a window, 0: there are none
+    in_ring: list[bool]  # of every layer
+
+def cache_slots(
+    n_ctx: int, sink: int, recent: int, recent_ratio: float, windows: Sequence[int], blocks: bool
+) -> CacheSlots:
+    """Slots of a cache of one sequence on the CPU. windows: of every layer, 0: none. blocks: K lies in token
+    blocks."""
 
 def content_hash(path: str) -> str:
     """64 hexadecimal digits that a sidecar knows its base by: docs/gguf.md, Sidecars."""
