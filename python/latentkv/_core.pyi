@@ -1,7 +1,7 @@
 """The native runtime: GGUF reader, one decoder block, the latent cache, ggml graph, libllama's samplers."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,22 @@ def stored_rows(
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     """Rows [n, channels of all groups] as a cache stores them, [n, row bytes], and what it reads of these,
     [n, channels]; channels in segments of none are 0."""
+
+CELL_BYTES: int  # of a slot, beside its rows
+DEMOTION_BATCH: int  # recent tokens that are compressed at once
+
+class CacheSlots(TypedDict):
+    sink: int
+    recent: int
+    middle: int  # of a layer that holds the context
+    ring: int  # of one that holds a window, 0: there are none
+    in_ring: list[bool]  # of every layer
+
+def cache_slots(
+    n_ctx: int, sink: int, recent: int, recent_ratio: float, windows: Sequence[int], blocks: bool
+) -> CacheSlots:
+    """Slots of a cache of one sequence on the CPU. windows: of every layer, 0: none. blocks: K lies in token
+    blocks."""
 
 def content_hash(path: str) -> str:
     """64 hexadecimal digits that a sidecar knows its base by: docs/gguf.md, Sidecars."""

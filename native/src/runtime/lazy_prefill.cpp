@@ -193,7 +193,7 @@ void Session::prefill_layer(int il, const LazyPrompt& prompt, std::span<const Sl
     PipelineStage& all = stages_.front();
     for (size_t first = 0; first < prompt.tokens.size(); first += n_ubatch) {
         const size_t n = std::min(n_ubatch, prompt.tokens.size() - first);
-        const auto ubatch = [&](const auto& of) { return of.subspan(first, n); };
+        const auto ubatch = [&](const auto& whole) { return whole.subspan(first, n); };
         const auto assign = [](auto& to, const auto& from) { to.assign(from.begin(), from.end()); };
         assign(batch_.pos, ubatch(prompt.pos));
         assign(batch_.seq, ubatch(prompt.seq));

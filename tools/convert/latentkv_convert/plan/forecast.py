@@ -114,7 +114,7 @@ class Check:
         cached = stream.embed().to(stream.device)
         exact = cached[new]
         scored = slice(cached.shape[1] // 2, -1)
-        batch = sizes.DEMOTION_BATCH if plan.recent else 1
+        batch = sizes.demotion_batch() if plan.recent else 1
         with (
             model_arithmetic(work.device),
             torch.no_grad(),
