@@ -245,6 +245,7 @@ class SidePlan:
     ranks: tuple[int, ...] = ()  # one per group; empty for `full`
     segments: tuple[tuple[int, ...], ...] = ()  # widths per group; empty for `full`
     formats: tuple[tuple[str, ...], ...] | None = None  # a row format per segment, or no plan
+    one_scale: bool = False  # of a row, in formats n8 … n1: every channel has second moment 1
 
     @property
     def kept(self) -> tuple[int, ...]:
