@@ -7,9 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from both import N, distance, expected_logits, run, session, step_by_step, token_ids
 
 from conftest import Tiny
+from latentkv_convert.calibrate.decoder import Decoder
+from latentkv_convert.source.checkpoint_source import CheckpointSource
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
 YARN |= {"beta_fast": 32, "beta_slow": 1}
@@ -31,6 +34,9 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 def test_logits_equal_transformers(model_type: str, config: dict[str, Any], tiny: Tiny, tmp_path: Path) -> None:
     checkpoint, ids = tiny(model_type, **config), token_ids()
     expected = expected_logits(checkpoint, ids)
+    with torch.no_grad():
+        streamed = Decoder(CheckpointSource(checkpoint))(torch.tensor([ids]))[0].numpy()
+    assert distance(streamed, expected) < 2e-5
     model = run(checkpoint, tmp_path / "plain.gguf", "--method", "none")
     assert distance(session(model).decode(ids, output="all"), expected) < 1e-4
     assert distance(session(model, implementation="reference").decode(ids, output="all"), expected) < 1e-4

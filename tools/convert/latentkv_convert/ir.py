@@ -96,6 +96,16 @@ class Mla:
         """Of one head; its turned channels come last."""
         return self.n_key + self.n_rot
 
+    def scale(self, keys: Mapping[str, Any]) -> float:
+        """Of scores, where the block names none, by a model's stock keys; native/src/decoder/rope.cpp,
+        read_mla_scale."""
+        growth = 1.0
+        if keys.get("rope.scaling.type") == "yarn":
+            multiplier = float(keys.get("rope.scaling.yarn_log_multiplier") or 0.1)
+            growth = 1 + multiplier * math.log(max(1.0, keys["rope.scaling.factor"]))
+            growth *= float(keys.get("rope.scaling.attn_factor", 1.0))
+        return growth * growth / math.sqrt(self.query)
+
 
 @dataclass(frozen=True)
 class Projection:
@@ -212,7 +222,8 @@ class ModelSpec:
     @property
     def attention_scale(self) -> float:
         """Of scores."""
-        return self.block.attention_scale or 1 / math.sqrt(self.head_dim)
+        usual = 1 / math.sqrt(self.head_dim) if self.mla is None else self.mla.scale(self.keys)
+        return self.block.attention_scale or usual
 
     def window(self, layer: int) -> int:
         """Sliding window in tokens, 0: none."""

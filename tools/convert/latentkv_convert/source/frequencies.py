@@ -35,7 +35,8 @@ def magnitude(spec: ModelSpec, layer: int) -> float:
     if not spec.turn(layer).is_scaled:
         return 1.0
     scale = float(spec.keys.get("rope.scaling.attn_factor", 1.0))
-    if spec.keys.get("rope.scaling.type") == "yarn":
+    of_scores = spec.mla is not None and bool(spec.keys.get("rope.scaling.yarn_log_multiplier"))
+    if spec.keys.get("rope.scaling.type") == "yarn" and not of_scores:
         scale *= 1 + 0.1 * math.log(max(1.0, spec.keys["rope.scaling.factor"]))
     return scale
 

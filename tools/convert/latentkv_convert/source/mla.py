@@ -1,10 +1,8 @@
-"""Multi-head latent attention: shapes of its tensors, and the scale of its scores."""
+"""Multi-head latent attention: shapes of its tensors."""
 
 from __future__ import annotations
 
-import math
-
-from ..ir import Mla, ModelSpec
+from ..ir import ModelSpec
 
 
 def shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -24,13 +22,3 @@ def shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         "attn_v_b.weight": (spec.n_head, mla.n_value, mla.kv_rank),
         "attn_output.weight": (n_embd, spec.n_head * mla.n_value),
     }
-
-
-def usual_scale(spec: ModelSpec, mla: Mla) -> float:
-    """Of scores, where the block names none: native/src/decoder/rope.cpp, read_mla_scale."""
-    keys, growth = spec.keys, 1.0
-    if keys.get("rope.scaling.type") == "yarn":
-        multiplier = float(keys.get("rope.scaling.yarn_log_multiplier") or 0.1)
-        growth = 1 + multiplier * math.log(max(1.0, keys["rope.scaling.factor"]))
-        growth *= float(keys.get("rope.scaling.attn_factor", 1.0))
-    return growth * growth / math.sqrt(mla.query)

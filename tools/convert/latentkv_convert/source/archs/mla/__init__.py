@@ -17,7 +17,6 @@ from .... import limits
 from ....errors import ConvertError
 from ....ir import F32, Mla, ModelSpec, TensorRole
 from ... import rope
-from ...mla import usual_scale
 from ...stock import Stock
 from .. import expert_keys, llama, require, warn_of_readers
 
@@ -212,8 +211,9 @@ def _scaled(spec: ModelSpec, mla: Mla, parameters: Mapping[str, Any]) -> ModelSp
     if spec.keys.get("rope.scaling.type") == "yarn":
         growth = 0.1 * share * math.log(max(1.0, spec.keys["rope.scaling.factor"])) + 1.0
     scale = growth * growth / math.sqrt(mla.query)
-    if math.isclose(scale, usual_scale(spec, mla), rel_tol=1e-6):
+    if math.isclose(scale, mla.scale(spec.keys), rel_tol=1e-6):
         return spec
+    warn_of_readers("scores that grow as YaRN's mscale_all_dim says, for stock readers of deepseek2")
     return replace(spec, block=replace(spec.block, attention_scale=scale))
 
 
