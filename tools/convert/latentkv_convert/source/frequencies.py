@@ -35,9 +35,11 @@ def magnitude(spec: ModelSpec, layer: int) -> float:
     if not spec.rope(layer).is_scaled:
         return 1.0
     scale = float(spec.keys.get("rope.scaling.attn_factor", 1.0))
-    if spec.keys.get("rope.scaling.type") == "yarn":
-        grown = 0.1 * math.log(max(1.0, spec.keys["rope.scaling.factor"]))
-        scale *= (1 + grown) / (1 + float(spec.keys.get("rope.scaling.yarn_log_multiplier", 0.0)) * grown)
+    multiplier = float(spec.keys.get("rope.scaling.yarn_log_multiplier") or 0.0)
+    of_scores = spec.mla is not None and multiplier > 0
+    if spec.keys.get("rope.scaling.type") == "yarn" and not of_scores:
+        growth = 0.1 * math.log(max(1.0, spec.keys["rope.scaling.factor"]))
+        scale *= (1 + growth) / (1 + multiplier * growth)
     return scale
 
 
