@@ -99,7 +99,8 @@ void Model::place_weights() {
              options_.gpu.n_gpu_layers);
     }
     if (on_gpu() && hparams_.has_mla()) {
-        fail("-ngl", "expected all layers on the CPU (-ngl 0), as no kernel takes rows of keys and values in one (MLA) ",
+        fail("-ngl",
+             "expected all layers on the CPU (-ngl 0), as no kernel takes rows of keys and values in one (MLA) ",
              "yet; got ", options_.gpu.n_gpu_layers);
     }
     if (!on_one_device() && hparams_.n_embd_layer > 0) {

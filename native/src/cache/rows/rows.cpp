@@ -112,7 +112,8 @@ RegionRows Rows::make_region(std::string name, int n_slots, const std::optional<
         if (layer_spec(il).is_mla()) {
             GroupLayout values = layer.layout[1].groups[0];
             const int n = layer_spec(il).key_only;
-            values = {values.column + n, values.width - n, values.kept - n, values.first_segment + 1, values.n_segments - 1};
+            values = {values.column + n, values.width - n, values.kept - n, values.first_segment + 1,
+                      values.n_segments - 1};
             layer.value_groups = {values};
         }
         region.layers.push_back(std::move(layer));

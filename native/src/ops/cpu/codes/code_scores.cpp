@@ -73,15 +73,14 @@ void transpose(const TileRows& rows, int offset, int n_words, ReadAhead& ahead, 
     }
 }
 
-// acc[r] += Σ n·number over n_words words, R rows against wide_lanes slots.
-template <class Codes, int R>
+// acc[r] += Σ n·code over n_words words, R rows against wide_lanes slots.
+template <int Bits, int R>
 LKV_INLINE void dots(const uint32_t* words, int n_words, const int32_t* packs, int stride, u32xw (&acc)[R]) {
-    constexpr int Bits = Codes::bits;
     using W = Words<Bits>;
     using Dot = ByteDot<wide_lanes>;
     constexpr bool bytes = W::in_pack == 4;
     // words whose products of bytes fit a sum before it is widened; of 16-bit integers round_query leaves room for all
-    constexpr int at_once = bytes ? Dot::most / (Codes::top_number * byte_query) / W::steps : max_coded_width;
+    constexpr int at_once = bytes ? Dot::most / (Planes<Bits>::levels * byte_query) / W::steps : max_coded_width;
     for (int first = 0; first < n_words; first += at_once) {
         u32xw sums[R];
         LKV_UNROLL
@@ -90,8 +89,7 @@ LKV_INLINE void dots(const uint32_t* words, int n_words, const int32_t* packs, i
             const u32xw w = load_wide<u32xw>(words + word * tile_slots);
             LKV_UNROLL
             for (int i = 0; i < W::steps; i++, packs += stride) {
-                u32xw codes = (w >> Bits * i) & W::mask;
-                if constexpr (Codes::uneven) codes = uneven_numbers<wide_lanes>(codes);
+                const u32xw codes = (w >> Bits * i) & W::mask;
                 LKV_UNROLL
                 for (int r = 0; r < R; r++) {
                     sums[r] =
@@ -105,15 +103,15 @@ LKV_INLINE void dots(const uint32_t* words, int n_words, const int32_t* packs, i
 }
 
 // Adds one segment's part to the scores of R rows. heads: scale and minimum of the slots, null where the row has the scale
-template <class Codes, int R>
+template <int Bits, int R>
 void segment_scores(const uint32_t* heads, const uint32_t* words, int width, const int32_t* packs, int stride,
                     const float* steps, const float* sums, float* const* scores) {
-    const int n_words = Words<Codes::bits>::count(width);
+    const int n_words = Words<Bits>::count(width);
     for (int s = 0; s < tile_slots; s += wide_lanes) {
         u32xw acc[R];
         LKV_UNROLL
         for (int r = 0; r < R; r++) acc[r] = u32xw{};
-        dots<Codes, R>(words + s, n_words, packs, stride, acc);
+        dots<Bits, R>(words + s, n_words, packs, stride, acc);
         if (heads == nullptr) {
             LKV_UNROLL
             for (int r = 0; r < R; r++) {
@@ -135,12 +133,12 @@ void segment_scores(const uint32_t* heads, const uint32_t* words, int width, con
 }
 
 // All rows, in blocks of much the same size.
-template <class Codes>
+template <int Bits>
 void segment_scores(const uint32_t* heads, const uint32_t* words, int width, int n_rows, const int32_t* packs,
                     const float* steps, const float* sums, float* const* scores) {
     for_even_blocks<most_rows>(n_rows, [&](auto rows, int r) {
-        segment_scores<Codes, decltype(rows)::value>(heads, words, width, packs + r, n_rows, steps + r, sums + r,
-                                                     scores + r);
+        segment_scores<Bits, decltype(rows)::value>(heads, words, width, packs + r, n_rows, steps + r, sums + r,
+                                                    scores + r);
     });
 }
 
@@ -173,11 +171,11 @@ void code_queries(const RowLayout& layout, const GroupLayout& group, std::span<c
             int32_t n[max_coded_width];
             const float* const x = q[static_cast<size_t>(r)] + (segment.column - group.column);
             const Levels levels = levels_of(segment.format);
-            with_codes(segment.format, [&](auto codes) {
-                constexpr int Bits = decltype(codes)::bits;
+            with_bits(segment.format, [&](auto bits) {
+                constexpr int Bits = decltype(bits)::value;
                 const float step = round_query<Bits>({x, static_cast<size_t>(segment.width)}, n);
                 const auto sum = static_cast<float>(std::accumulate(n, n + segment.width, int64_t{0}));
-                queries.steps[at] = step * levels.unit;
+                queries.steps[at] = step * levels.step;
                 queries.sums[at] = step * sum * (is_scaled_by_row_of(segment) ? levels.bottom : 1.0f);
                 pack<Bits>(n, segment.width, packs, stride);
                 packs += Words<Bits>::packs(segment.width) * stride;
@@ -206,11 +204,11 @@ void coded_scores(const RowLayout& layout, const GroupLayout& group, const TileR
     for (const SegmentLayout& segment : segments) {
         const auto word_of = [&](int byte) { return words + (byte - first) / word_bytes * tile_slots; };
         const uint32_t* const heads = scaled ? nullptr : word_of(segment.offset);
-        with_codes(segment.format, [&](auto codes) {
-            using Codes = decltype(codes);
-            segment_scores<Codes>(heads, word_of(codes_at(segment)), segment.width, n_rows, packs, queries.steps + at,
-                                  queries.sums + at, scores);
-            packs += Words<Codes::bits>::packs(segment.width) * n_rows;
+        with_bits(segment.format, [&](auto bits) {
+            constexpr int Bits = decltype(bits)::value;
+            segment_scores<Bits>(heads, word_of(codes_at(segment)), segment.width, n_rows, packs, queries.steps + at,
+                                 queries.sums + at, scores);
+            packs += Words<Bits>::packs(segment.width) * n_rows;
         });
         at += n_rows;
     }

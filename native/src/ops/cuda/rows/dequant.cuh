@@ -307,7 +307,7 @@ __device__ __noinline__ inline float level_at(int kind, const uint8_t* codes, in
     switch (static_cast<Format>(kind)) {
 #define X(name, type)  \
     case Format::name: \
-        return fmaf(type::code(codes, j), type::unit, type::bottom);
+        return fmaf(type::code(codes, j), type::step, type::bottom);
         LKV_NORMAL_FORMATS(X)
 #undef X
         default:
