@@ -49,7 +49,8 @@ struct Scaling {
     double factor = 1.0;
     double n_ctx_orig = 0;
     double attn_factor = 1.0;
-    double log_multiplier = 0.0;  // of YaRN, as files of deepseek2 have it: a tenth of the model's mscale_all_dim; 0: none
+    double log_multiplier =
+        0.0;  // of YaRN, as files of deepseek2 have it: a tenth of the model's mscale_all_dim; 0: none
     double dynamic = 0.0;
     double beta_fast = 32.0;
     double beta_slow = 1.0;

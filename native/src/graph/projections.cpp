@@ -162,8 +162,7 @@ BatchRows Projections::latent_rows(ggml_tensor* x, const Heads& heads, const Lay
                            : spec.k_path == KPath::full
                                ? ops_.held(ops_.rotate(heads.k, constants_.hadamard_k))
                                : encoded(heads.k, layer.attn_k_e, layer.attn_k_a, layer.attn_k_a_bias, spec.k);
-    ggml_tensor* const v = spec.v_path == VPath::full
-                               ? ops_.held(ops_.rotate(heads.v, constants_.hadamard_v))
+    ggml_tensor* const v = spec.v_path == VPath::full ? ops_.held(ops_.rotate(heads.v, constants_.hadamard_v))
                            : spec.is_mla()
                                ? heads.v
                                : encoded(heads.v, layer.attn_v_e, layer.attn_v_a, layer.attn_v_a_bias, spec.v);

@@ -50,7 +50,7 @@ struct LayerWeights {
     ggml_tensor* attn_v_e_bias = nullptr;
     ggml_tensor* attn_v_b = nullptr;  // [rank_v max, w]
 
-    MlaWeights mla;            // in place of Q, K and V and their factors, but for attn_v_e
+    MlaWeights mla;             // in place of Q, K and V and their factors, but for attn_v_e
     DeltaNetWeights delta_net;  // in place of all those but the norms, in a layer that does not attend
 
     ggml_tensor* ffn_norm = nullptr;  // absent in parallel blocks, or as attn_norm

@@ -31,8 +31,8 @@ _warned: set[str] = set()
 @dataclass(frozen=True)
 class Preset:
     """Row formats of K and V, and tokens that are kept exact. windowed: K's where layers have a sliding
-    window, as they would hold the whole context beside blocks, and of rows that are keys and values. share: of the f16 cache at 32768 tokens; heads
-    of 64 and of 128 channels are within a point."""
+    window, as they would hold the whole context beside blocks, and of rows that are keys and values in one.
+    share: of the f16 cache at 32768 tokens; heads of 64 and of 128 channels are within a point."""
 
     k: str
     v: str

@@ -23,11 +23,20 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_pos
 YARN |= {"beta_fast": 32, "beta_slow": 1}
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("deepseek_v2", {}),
-    ("deepseek_v2", {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "q_lora_rank": 48}),
+    (
+        "deepseek_v2",
+        {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "q_lora_rank": 48},
+    ),
     ("deepseek_v2", {"rope_parameters": YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}}),
     ("deepseek_v3", {}),
-    ("deepseek_v3", {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}, "n_group": 1, "topk_group": 1}),
-    ("deepseek_v3", {"rope_parameters": YARN | {"mscale": 0.5, "mscale_all_dim": 0.8}, "norm_topk_prob": False}),
+    (
+        "deepseek_v3",
+        {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}, "n_group": 1, "topk_group": 1},
+    ),
+    (
+        "deepseek_v3",
+        {"rope_parameters": YARN | {"mscale": 0.5, "mscale_all_dim": 0.8}, "norm_topk_prob": False},
+    ),
     ("deepseek_v3", {"rope_parameters": YARN, "q_lora_rank": None, "first_k_dense_replace": 2}),
     ("deepseek_v3", {"first_k_dense_replace": 3}),
     ("glm4_moe_lite", {}),
@@ -36,7 +45,9 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("model_type", "config"), VARIANTS, ids=str)
-def test_logits_equal_transformers(model_type: str, config: dict[str, Any], tiny: Tiny, tmp_path: Path) -> None:
+def test_logits_equal_transformers(
+    model_type: str, config: dict[str, Any], tiny: Tiny, tmp_path: Path
+) -> None:
     checkpoint, ids = tiny(model_type, **config), token_ids()
     expected = expected_logits(checkpoint, ids)
     with torch.no_grad():
@@ -83,11 +94,13 @@ def test_a_gguf_is_the_checkpoint(model_type: str, tiny: Tiny, tmp_path: Path) -
     assert distance(session(core.Model(str(path))).decode(ids, output="all"), expected) < 1e-4
     assert np.array_equal(*(session(m).decode(ids[:60]) for m in (again, core.Model(str(path)))))
     own = {name: (data.shape, data.tobytes()) for name, data in tensors(path).items()}
-    assert own == {name: (data.shape, data.tobytes()) for name, data in tensors(tmp_path / "again.gguf").items()}
+    assert own == {
+        name: (data.shape, data.tobytes()) for name, data in tensors(tmp_path / "again.gguf").items()
+    }
 
 
 def test_keys_that_older_files_do_without(stock: Path, tmp_path: Path) -> None:
-    """Scores are named by the bias that is added to them, and models may have extra layers behind the trunk."""
+    """Scores are named by the bias that is added to them; extra layers behind the trunk are left alone."""
     expected = session(core.Model(str(stock))).decode(token_ids(60), output="all")
     other = rewritten(stock, tmp_path / "other.gguf", without=("deepseek2.expert_gating_func",))
     assert np.array_equal(session(core.Model(str(other))).decode(token_ids(60), output="all"), expected)
@@ -173,7 +186,10 @@ def test_presets_have_one_format(stock: Path) -> None:
         ({"attention.head_count_kv": 4}, r"attention\.head_count_kv\] expected 1; got 4"),
         ({"attention.value_length_mla": 20}, r"expected blk\.0\.attn_v_b\.weight with ne \[64, 20, 4\]"),
         ({"attention.q_lora_rank": 40}, r"expected blk\.0\.attn_q_a\.weight with ne \[96, 40\]"),
-        ({"leading_dense_block_count": 4}, r"leading_dense_block_count\] expected a value from 0 to 3; got 4"),
+        (
+            {"leading_dense_block_count": 4},
+            r"leading_dense_block_count\] expected a value from 0 to 3; got 4",
+        ),
         ({"leading_dense_block_count": 2}, r"expected a tensor blk\.1\.ffn_up\.weight; got none"),
         ({"expert_group_count": 3}, r"expert_group_count\] expected groups of as many of the 8 experts each"),
         ({"expert_group_used_count": 5}, r"expert_group_used_count\] expected a number up to 4; got 5"),
@@ -221,9 +237,17 @@ def test_tensors_that_are_missing(name: str, stock: Path, tmp_path: Path) -> Non
     [
         ("deepseek_v3", {"attention_bias": True}, "attention_bias False or None; got True"),
         ("deepseek_v3", {"rope_interleave": False}, "rope_interleave True; got False"),
-        ("deepseek_v3", {"n_group": 3}, "n_group that divides 8 experts, and a topk_group below it; got 3 and 2"),
+        (
+            "deepseek_v3",
+            {"n_group": 3},
+            "n_group that divides 8 experts, and a topk_group below it; got 3 and 2",
+        ),
         ("deepseek_v3", {"kv_lora_rank": 0}, "kv_lora_rank from 1 to 4096; got 0"),
-        ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method greedy or group_limited_greedy; got noaux_tc"),
+        (
+            "deepseek_v2",
+            {"topk_method": "noaux_tc"},
+            "topk_method greedy or group_limited_greedy; got noaux_tc",
+        ),
         (
             "glm4_moe_lite",
             {"mlp_layer_types": ["sparse", "dense", "sparse"]},

@@ -118,7 +118,12 @@ RegionRows Rows::make_region(std::string name, int n_slots, const std::optional<
         if (layer_spec(il).is_mla()) {
             GroupLayout values = layer.layout[1].groups[0];
             const int n = layer_spec(il).key_only;
-            values = {values.column + n, values.width - n, values.kept - n, values.first_segment + 1, values.n_segments - 1};
+            values = {values.column + n, values.width - n, values.kept - n, values.first_segment, values.n_segments};
+            const SegmentLayout* const segments = layer.layout[1].segments;
+            for (; values.n_segments > 0 && segments[values.first_segment].column < values.column;
+                 values.n_segments--) {
+                values.first_segment++;
+            }
             layer.value_groups = {values};
         }
         region.layers.push_back(std::move(layer));

@@ -30,11 +30,11 @@ public:
 };
 
 struct LayerRows {
-    RowPlan plan[2];            // of K and V
-    RowLayout layout[2];        // of plan
+    RowPlan plan[2];                        // of K and V
+    RowLayout layout[2];                    // of plan
     std::vector<GroupLayout> value_groups;  // of MLA: V's, without what is the key's alone
-    bool held = true;           // whether the region has rows of it
-    size_t offset[2] = {0, 0};  // of slot 0 in the region's storage
+    bool held = true;                       // whether the region has rows of it
+    size_t offset[2] = {0, 0};              // of slot 0 in the region's storage
 };
 
 struct RegionRows {

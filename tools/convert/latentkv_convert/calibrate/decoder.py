@@ -26,7 +26,16 @@ FFN_TOKENS = 512
 Watch = Callable[[str, Tensor], Tensor]
 _OAI_ALPHA, _OAI_LIMIT = 1.702, 7.0
 # Not in bf16: what is measured, what chooses, and what decides how long a state is kept.
-_PRECISE = ("attn_k", "attn_v", "ffn_gate_inp", "ffn_gate_inp_shexp", "ssm_alpha", "ssm_beta", "ssm_ba")
+_PRECISE = (
+    "attn_k",
+    "attn_v",
+    "attn_kv_a_mqa",
+    "ffn_gate_inp",
+    "ffn_gate_inp_shexp",
+    "ssm_alpha",
+    "ssm_beta",
+    "ssm_ba",
+)
 # Stems of a delta net -> where its weight and its bias are.
 _NUMBERS = {
     "ssm_conv1d": ("ssm_conv1d.weight", "ssm_conv1d.bias"),

@@ -6,6 +6,7 @@ live: a layer (decoder.py) with the modules attn_kv_a_mqa, attn_k_b … of its t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,15 +17,16 @@ from ..ir import Mla, ModelSpec
 from .positions import LayerPositions
 
 
-def attended(live: Any, spec: ModelSpec, mla: Mla, x: Tensor, positions: LayerPositions, watch: Any) -> Tensor:
-    """[n, T, n_embd], the branch's output. watch("v", …) is shown latents [n, T, kv_rank], and what it returns
-    takes their place in keys and values alike."""
-    rows = live.attn_kv_a_mqa(x)
-    latents = watch("v", live.attn_kv_a_norm(rows[..., : mla.kv_rank]))[:, None]  # [n, 1, T, kv_rank]
-    k = torch.cat([_turned(positions, rows[:, None, :, mla.kv_rank :]), latents], dim=-1)
+def attended(
+    live: Any, spec: ModelSpec, mla: Mla, x: Tensor, positions: LayerPositions, watch: Any
+) -> Tensor:
+    """[n, T, n_embd], the branch's output. watch("k", …) is shown what RoPE turns of keys [n, T, n_rot], and
+    watch("v", …) latents [n, T, kv_rank], which are in keys and values alike."""
+    turned, latents = (watch(*each)[:, None] for each in zip("kv", rows(live, mla, x), strict=True))
+    k = torch.cat([positions.turned(turned), latents], dim=-1)
     q = _queries(live, x).unflatten(-1, (spec.n_head, -1)).transpose(1, 2)  # [n, n_head, T, query]
     absorbed = q[..., : mla.n_key] @ live.attn_k_b.weight.transpose(-1, -2)
-    q = torch.cat([_turned(positions, q[..., mla.n_key :]), absorbed], dim=-1)
+    q = torch.cat([positions.turned(_paired(q[..., mla.n_key :])), absorbed], dim=-1)
     read = functional.scaled_dot_product_attention(
         q,
         k,
@@ -47,7 +49,24 @@ def _queries(live: Any, x: Tensor) -> Tensor:
     return found
 
 
-def _turned(positions: LayerPositions, x: Tensor) -> Tensor:
-    """[n, heads, T, n_rot], whose planes are pairs of neighbours, after RoPE; then first channels of planes
-    come first."""
-    return positions.turned(x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2))
+def rows(live: Any, mla: Mla, x: Tensor) -> tuple[Tensor, Tensor]:
+    """What RoPE turns of keys [n, T, n_rot], and latents [n, T, kv_rank]; x: the branch's input."""
+    made = live.attn_kv_a_mqa(x)
+    return _paired(made[..., mla.kv_rank :]), live.attn_kv_a_norm(made[..., : mla.kv_rank])
+
+
+def as_made(
+    rows: Mapping[str, Tensor], key: Tensor, value: Tensor, key_slope: Tensor, value_slope: Tensor
+) -> dict[str, Tensor]:
+    """Gradients of what attention reads, [1, 1, T, …], as [T, …] of `rows`: of latents through keys and
+    values, and of turned channels back through RoPE."""
+    n_rot = key.shape[-1] - value.shape[-1]
+    after = torch.zeros_like(key)
+    after[..., :n_rot] = key_slope[..., :n_rot]
+    (before,) = torch.autograd.grad(key, [rows["k"]], after, retain_graph=True)
+    return {"k": before[0], "v": (value_slope + key_slope[..., n_rot:])[0, 0]}
+
+
+def _paired(x: Tensor) -> Tensor:
+    """[..., n_rot], whose planes are neighbours, as planes (i, i + n_rot/2)."""
+    return x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)

@@ -148,7 +148,12 @@ def create(options: Mapping[str, Any], spec: ModelSpec) -> Waterfill:
             "--served-context", f"more than sink {sink} and recent {recent} together", str(served)
         )
     kept = sink > 0 or recent > 0
-    path = latent_plan.k_path({"k_path": None}, spec, PREFER[options["prefer"]])
+    if spec.mla is not None and options["master"]:
+        raise ConvertError("--master", "none for MLA, whose rows are keys and values in one", "one")
+    prefer = (
+        "speed" if spec.mla is not None else options["prefer"]
+    )  # keys are the rows, however they are read
+    path = latent_plan.k_path({"k_path": None}, spec, PREFER[prefer])
     rotates = path == "rotated" and spec.block.position == "rope"
     return Waterfill(
         Shape(
