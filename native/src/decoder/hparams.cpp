@@ -112,6 +112,10 @@ bool has_expert_bias(const GgufFile& file) {
 
 }  // namespace
 
+float HParams::temperature(int position) const {
+    return 1.0F + temperature_scale * std::log(1.0F + static_cast<float>(position / temperature_length));
+}
+
 float HParams::attention_scale(int il) const {
     return block.attention_scale != 0.0F ? block.attention_scale
                                          : 1.0F / std::sqrt(static_cast<float>(heads_of(il).head_dim));
@@ -193,6 +197,10 @@ HParams read_hparams(const GgufFile& file) {
     const char* epsilon =
         h.block.norm == Norm::rms ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon";
     h.norm_eps = read_float(file, dot + epsilon, 0.0F, 1.0F, 1e-5F);
+    h.temperature_scale = read_float(file, dot + "attention.temperature_scale", 0.0F, 1e3F, 0.0F);
+    if (h.temperature_scale > 0.0F) {
+        h.temperature_length = need("rope.scaling.original_context_length", 1, 1 << 30);
+    }
     h.clamp_kqv = read_float(file, dot + "attention.clamp_kqv", 0.0F, 1e6F, 0.0F);
     h.max_alibi_bias = read_float(file, dot + "attention.max_alibi_bias", 0.0F, 1e6F, 0.0F);
     if (h.block.position == Position::alibi && h.max_alibi_bias <= 0.0F) {

@@ -47,6 +47,10 @@ struct HParams {
     int n_vocab = 0;
     float norm_eps = 1e-5F;
 
+    // Queries grow with their position: times 1 + scale · ln(1 + floor(position / length)). 0: they do not.
+    float temperature_scale = 0;
+    int temperature_length = 0;
+
     DeltaNetSizes delta_net;  // where some layers are delta nets
     MlaSizes mla;             // where layers attend to latents that the model has by itself
 
@@ -54,6 +58,7 @@ struct HParams {
     float max_alibi_bias = 0;
 
     const HeadShape& heads_of(int il) const { return heads[static_cast<size_t>(il)]; }
+    float temperature(int position) const;
     int width_q(int il) const { return n_head * heads_of(il).head_dim; }
     bool has_mla() const { return mla.kv_rank > 0; }
     // The layer whose K and V a layer reads, and whether it makes these itself.

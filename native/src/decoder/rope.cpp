@@ -49,8 +49,7 @@ struct Scaling {
     double factor = 1.0;
     double n_ctx_orig = 0;
     double attn_factor = 1.0;
-    double log_multiplier =
-        0.0;  // of YaRN, as files of deepseek2 have it: a tenth of the model's mscale_all_dim; 0: none
+    double log_multiplier = 0.0;  // of YaRN, the model's mscale_all_dim, with MLA a tenth of it; 0: none
     double dynamic = 0.0;
     double beta_fast = 32.0;
     double beta_slow = 1.0;
@@ -122,9 +121,10 @@ Rope make_rope(double base, int n_rot, const Scaling& s, const std::vector<doubl
         rope.ggml_factors[at] = static_cast<float>(plain / freq);
     }
     if (s.type == "yarn") {
-        // with MLA the multiplier takes the growth from keys, and gives it to scores
+        // the multiplier takes growth from keys; with MLA all of it, and gives it to scores
         const bool grows = s.factor > 1.0 && !(hparams.has_mla() && s.log_multiplier > 0.0);
-        rope.mscale = static_cast<float>(s.attn_factor * (grows ? 1.0 + 0.1 * std::log(s.factor) : 1.0));
+        const double growth = grows ? 0.1 * std::log(s.factor) : 0.0;
+        rope.mscale = static_cast<float>(s.attn_factor * (1.0 + growth) / (1.0 + s.log_multiplier * growth));
     }
     return rope;
 }

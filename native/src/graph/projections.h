@@ -19,16 +19,18 @@ struct Heads {
 
 class Projections {
 public:
-    // positions: i32 [n_tokens], null if no layer has RoPE. All arguments must outlive this.
+    // positions: i32 [n_tokens], null if no layer has RoPE; temperatures: f32 [n_tokens], null if queries have none. All arguments
+    // must outlive this.
     Projections(const LayerOps& ops, const Model& model, const Ropes& ropes, const GraphConstants& constants,
-                ggml_tensor* positions)
+                ggml_tensor* positions, ggml_tensor* temperatures)
         : ops_(ops),
           ctx_(ops.context()),
           model_(model),
           h_(model.hparams()),
           ropes_(ropes),
           constants_(constants),
-          positions_(positions) {}
+          positions_(positions),
+          temperatures_(temperatures) {}
 
     // x: the normed input [n_embd, n_tokens].
     Heads heads(ggml_tensor* x, int il) const;
@@ -70,6 +72,7 @@ private:
     const Ropes& ropes_;
     const GraphConstants& constants_;
     ggml_tensor* positions_;
+    ggml_tensor* temperatures_;
 };
 
 }  // namespace lkv

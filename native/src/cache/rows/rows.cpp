@@ -7,10 +7,6 @@
 namespace lkv {
 namespace {
 
-// Slots of an exact window come in multiples of this, so that the rows of every layer start on 64 bytes. No kernel reads
-// rows of slots that are not in use, so whole tiles would be room for nothing: 4 sinks took 64 slots.
-constexpr int exact_step = 16;
-
 std::optional<Format> whole_format(std::optional<RegionFormat> region, std::optional<Format> chosen) {
     if (!region) {
         return std::nullopt;
@@ -92,8 +88,6 @@ bool Rows::takes_blocks() const {
 
 template <typename F>
 RegionRows Rows::make_region(std::string name, int n_slots, const std::optional<RegionFormat>& exact, F&& holds) const {
-    const int step = exact ? exact_step : slot_tile;
-    n_slots = (n_slots + step - 1) / step * step;
     RegionRows region{std::move(name), n_slots, false, {}, nullptr};
     size_t offset = 0;
     for (int il = 0; il < n_layers(); il++) {
@@ -116,6 +110,11 @@ RegionRows Rows::make_region(std::string name, int n_slots, const std::optional<
             region.bytes[side] += bytes;
         }
         if (layer_spec(il).is_mla()) {
+            if (has_row_scale(layer.layout[1])) {
+                fail("kv",
+                     "expected a format whose segments have scales of their own, as q4, for rows that are keys and ",
+                     "values in one (MLA); got one of n8 … n1 in ", region.name);
+            }
             GroupLayout values = layer.layout[1].groups[0];
             const int n = layer_spec(il).key_only;
             values = {values.column + n, values.width - n, values.kept - n, values.first_segment, values.n_segments};

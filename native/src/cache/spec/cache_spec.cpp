@@ -88,6 +88,21 @@ void check_next_format(std::string_view where, const std::vector<Format>& plan, 
     }
 }
 
+// A row has one scale, or each of its segments its own.
+void check_scales(std::string_view where, const std::vector<std::vector<Format>>& plan) {
+    std::optional<Format> first;
+    for (const std::vector<Format>& group : plan) {
+        for (const Format format : group) {
+            if (format == Format::none) continue;
+            if (first && format_scaled_by_row(*first) != format_scaled_by_row(format)) {
+                fail(where, "expected formats n8 … n1 throughout a row, or none of them; got ", format_name(*first),
+                     " and ", format_name(format));
+            }
+            first = format;
+        }
+    }
+}
+
 // Fills ranks, segments and formats of K or V in every layer; paths are set by the caller.
 void read_tensor(const GgufFile& file, const HParams& h, const TensorKeys& keys, TensorSpec LayerCacheSpec::* tensor,
                  const std::vector<bool>& is_full, std::vector<LayerCacheSpec>& layers) {
@@ -175,6 +190,7 @@ void read_tensor(const GgufFile& file, const HParams& h, const TensorKeys& keys,
             }
             spec.segments.push_back(std::move(segments));
         }
+        if (spec.formats) check_scales(keys.segment_formats, *spec.formats);
     }
     ranks.expect_end();
     counts.expect_end();
@@ -222,8 +238,13 @@ void check_turned(const MlaSizes& sizes, const CacheSpec& spec) {
             fail(key::v_segment_widths, "expected segments of the ", sizes.n_rot,
                  " turned channels first, and then of the latent; got ", widths.front(), " and others");
         }
-        if (layer.v.formats && layer.v.formats->front()[n - 1] == Format::none) {
-            fail(key::v_segment_formats, "expected turned channels stored; got none");
+        if (!layer.v.formats) continue;
+        const std::vector<Format>& formats = layer.v.formats->front();
+        if (formats[n - 1] == Format::none) fail(key::v_segment_formats, "expected turned channels stored; got none");
+        for (const Format format : formats) {
+            if (!format_scaled_by_row(format)) continue;
+            fail(key::v_segment_formats, "expected formats whose segments have scales of their own with MLA; got ",
+                 format_name(format));
         }
     }
 }
@@ -290,6 +311,7 @@ void CacheSpec::set_formats(TensorSpec LayerCacheSpec::* tensor, std::span<const
                 plan.push_back(formats[at++]);
             }
         }
+        check_scales(flag, *spec.formats);
     }
 }
 

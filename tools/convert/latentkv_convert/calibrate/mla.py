@@ -23,10 +23,10 @@ def attended(
     """[n, T, n_embd], the branch's output. watch("k", …) is shown what RoPE turns of keys [n, T, n_rot], and
     watch("v", …) latents [n, T, kv_rank], which are in keys and values alike."""
     turned, latents = (watch(*each)[:, None] for each in zip("kv", rows(live, mla, x), strict=True))
-    k = torch.cat([positions.turned(turned), latents], dim=-1)
+    k = torch.cat([positions.with_rope(turned), latents], dim=-1)
     q = _queries(live, x).unflatten(-1, (spec.n_head, -1)).transpose(1, 2)  # [n, n_head, T, query]
     absorbed = q[..., : mla.n_key] @ live.attn_k_b.weight.transpose(-1, -2)
-    q = torch.cat([positions.turned(_paired(q[..., mla.n_key :])), absorbed], dim=-1)
+    q = torch.cat([positions.with_rope(_paired(q[..., mla.n_key :])), absorbed], dim=-1)
     read = functional.scaled_dot_product_attention(
         q,
         k,

@@ -14,7 +14,7 @@ from latentkv.plan.kv_budget import KvBudget
 from ..ir import FULL, OF_VALUE, SIDES, LayerPlan, ModelSpec, Plan, SidePlan
 from ..rows import sizes
 from ..work import Work
-from .candidates import FORMATS, Candidate, Shape, cut
+from .candidates import Candidate, Shape, cut
 
 # Truncation errors of one token are not independent, as rounding errors are: their predicted cost is too low.
 DROP_PENALTY = 3.0
@@ -68,7 +68,7 @@ def count(
     n_exact = sum(sizes.region_slots(n_ctx, sink, recent))
     slots = sizes.MiddleSlots.of(spec, n_ctx, recent > 0)
     rows = {name: n_exact * sizes.full_row_bytes(spec, name, one_row) for name in formats}
-    cells, least = (n_exact + slots.cells) * sizes.CELL_BYTES, rows[formats[-1]]
+    cells, least = (n_exact + slots.cells) * sizes.cell_bytes(), rows[formats[-1]]
     room = budget.row_bytes(sizes.full_cache_bytes(spec, slots), cells + least, n_exact) + least
     return Count(room, rows, slots.whole, slots, pays_factors)
 
@@ -137,7 +137,7 @@ class Allotment:
         for _ in range(own.n_kv // group):
             width, choice = next(choices)
             widths.append(cut(group * own.head_dim, width))
-            formats.append(tuple(FORMATS[at] for at in choice.formats))
+            formats.append(tuple(shape.formats[at] for at in choice.formats))
         return replace(shape.side(side, group, tuple(widths)), formats=tuple(formats))
 
 
