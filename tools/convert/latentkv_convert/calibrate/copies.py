@@ -21,7 +21,8 @@ from torch import Tensor
 from ..errors import ConvertError
 from ..ir import SIDES, Array, ModelSpec
 from ..recipe import Recipe
-from . import head, mla
+from . import head
+from .mixers import mla
 from .stream import NOTHING, LayerStream, added, noting
 from .two_copies import TwoCopies
 

@@ -17,8 +17,9 @@ from ..compute import floats
 from ..errors import ConvertError
 from ..ir import ModelSpec
 from ..source.source import Source
-from . import delta_net, experts, mla
+from . import experts
 from .attention import attention
+from .mixers import delta_net, mla
 from .normed import HeadNorm, NormedLinear
 from .positions import LayerPositions, Positions
 

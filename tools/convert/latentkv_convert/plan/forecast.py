@@ -187,7 +187,7 @@ class Copies:
         """Keys and values of rows that are both."""
         import torch
 
-        from ..calibrate import mla
+        from ..calibrate.mixers import mla
 
         assert self.mla is not None
         turned, latents = mla.rows(live, self.mla, x)

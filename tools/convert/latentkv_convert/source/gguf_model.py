@@ -12,7 +12,8 @@ from .. import limits
 from ..errors import ConvertError
 from ..ir import F32, BlockSpec, ModelSpec, TensorRole
 from ..schema import KEYS
-from . import archs, gguf_block, mla, recurrent
+from . import archs, gguf_block, recurrent
+from .archs import mla
 from .gguf_parts import GgufParts
 from .stock import Stock
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..ir import Mla, ModelSpec
-from .positions import LayerPositions
+from ...ir import Mla, ModelSpec
+from ..positions import LayerPositions
 
 
 def attended(
