@@ -47,8 +47,8 @@ class Report:
         """Kept fraction of all KV dimensions in the middle region; a full layer keeps all of them."""
         kept = full = 0
         for index in self.spec.attention_layers:
-            width = self.spec.at(index).kv_width
-            for side in map(self.plan.layers[index].side, SIDES):
+            for name in SIDES:
+                width, side = self.spec.at(index).of_side(name).kv_width, self.plan.layers[index].side(name)
                 kept += 0 if side == OF_VALUE else sum(side.kept) or width
                 full += width
         return kept / full
@@ -136,7 +136,7 @@ class Report:
             layer, row = self.plan.layers[index], [str(index)]
             for side in SIDES:
                 chosen = layer.side(side)
-                own = self.spec.at(index)
+                own = self.spec.at(index).of_side(side)
                 whole = "-" if chosen == OF_VALUE else f"{own.n_kv} x {own.head_dim}"
                 ranks = _stored(chosen) if chosen.ranks else whole
                 row += [chosen.path, ranks, f"{self.energy[side][index]:.4f}"]

@@ -110,10 +110,19 @@ RegionRows Rows::make_region(std::string name, int n_slots, const std::optional<
             region.bytes[side] += bytes;
         }
         if (layer_spec(il).is_mla()) {
+            if (has_row_scale(layer.layout[1])) {
+                fail("kv",
+                     "expected a format whose segments have scales of their own, as q4, for rows that are keys and ",
+                     "values in one (MLA); got one of n8 … n1 in ", region.name);
+            }
             GroupLayout values = layer.layout[1].groups[0];
             const int n = layer_spec(il).key_only;
-            values = {values.column + n, values.width - n, values.kept - n, values.first_segment + 1,
-                      values.n_segments - 1};
+            values = {values.column + n, values.width - n, values.kept - n, values.first_segment, values.n_segments};
+            const SegmentLayout* const segments = layer.layout[1].segments;
+            for (; values.n_segments > 0 && segments[values.first_segment].column < values.column;
+                 values.n_segments--) {
+                values.first_segment++;
+            }
             layer.value_groups = {values};
         }
         region.layers.push_back(std::move(layer));
@@ -130,8 +139,16 @@ RowLayout Rows::values_layout(int region, int layer) const {
 
 // Of MLA's rows, which are keys and values, K's format comes first, as llama.cpp has it.
 std::optional<Format> Rows::chosen_format(int layer, bool value_side) const {
-    if (!value_side || (layer_spec(layer).is_mla() && options_.k_format)) return options_.k_format;
-    return options_.v_format;
+    const bool is_keys = layer_spec(layer).is_mla() && options_.k_format;
+    if (is_keys && format_in_blocks(*options_.k_format)) {
+        fail("kv k", "expected a format of single tokens, as rows are keys and values in one (MLA); choose --kv ",
+             format_name(format_of_rows(*options_.k_format)), "; got ", format_name(*options_.k_format));
+    }
+    if (is_keys && options_.v_format && *options_.v_format != *options_.k_format) {
+        fail("kv v", "expected K's format, ", format_name(*options_.k_format),
+             ", as rows are keys and values in one (MLA); got ", format_name(*options_.v_format));
+    }
+    return !value_side || is_keys ? options_.k_format : options_.v_format;
 }
 
 void Rows::allocate() {

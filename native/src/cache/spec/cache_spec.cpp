@@ -108,7 +108,9 @@ void read_tensor(const GgufFile& file, const HParams& h, const TensorKeys& keys,
                  const std::vector<bool>& is_full, std::vector<LayerCacheSpec>& layers) {
     const auto groups = need(file.find_u32_array(keys.group), keys.group);
     expect_length(keys.group, layers.size(), groups.size());
-    Flat<uint32_t> ranks{keys.ranks, need(file.find_u32_array(keys.ranks), keys.ranks)};
+    const bool has_none = h.has_mla() && tensor == &LayerCacheSpec::k;  // and an array has at least one entry
+    Flat<uint32_t> ranks{keys.ranks,
+                         has_none ? std::vector<uint32_t>{} : need(file.find_u32_array(keys.ranks), keys.ranks)};
     Flat<uint32_t> counts{keys.segment_counts,
                           file.find_u32_array(keys.segment_counts).value_or(std::vector<uint32_t>{})};
     Flat<uint32_t> widths{keys.segment_widths,
@@ -221,6 +223,28 @@ void refuse_blocks(const CacheSpec& spec) {
             fail(key::k_segment_formats, "expected ", key::recent, " or ", key::recent_ratio,
                  " above 0 beside blocks of 32 tokens, which wait there until they are full; got ",
                  format_name(*format));
+        }
+    }
+}
+
+// A row of MLA begins with its turned channels, which are segments of their own and are never dropped.
+void check_turned(const MlaSizes& sizes, const CacheSpec& spec) {
+    for (const LayerCacheSpec& layer : spec.layers) {
+        const std::vector<int>& widths = layer.v.segments.front();
+        int width = 0;
+        size_t n = 0;
+        while (n < widths.size() && width < sizes.n_rot) width += widths[n++];
+        if (width != sizes.n_rot || n == widths.size()) {
+            fail(key::v_segment_widths, "expected segments of the ", sizes.n_rot,
+                 " turned channels first, and then of the latent; got ", widths.front(), " and others");
+        }
+        if (!layer.v.formats) continue;
+        const std::vector<Format>& formats = layer.v.formats->front();
+        if (formats[n - 1] == Format::none) fail(key::v_segment_formats, "expected turned channels stored; got none");
+        for (const Format format : formats) {
+            if (!format_scaled_by_row(format)) continue;
+            fail(key::v_segment_formats, "expected formats whose segments have scales of their own with MLA; got ",
+                 format_name(format));
         }
     }
 }
@@ -350,7 +374,14 @@ CacheSpec read_cache_spec(const GgufFile& file, const HParams& h) {
         if (layer.k_path == KPath::absorbed && h.block.position == Position::rope) {
             fail(key::k_path, "expected rebuild or rotated where positions are rotary", "; got ", "absorbed");
         }
-        if (layer.key_of_value() && (!h.block.value_of_key || !h.block.value_norm || layer.v_path == VPath::full)) {
+        if (h.has_mla()) {
+            if (!layer.key_of_value() || layer.v_path != VPath::latent) {
+                fail(key::k_path, "expected value beside latent with MLA, whose rows are keys and values in one; got ",
+                     path_name(layer.k_path), " and ", path_name(layer.v_path), " in layer ", il);
+            }
+            layer.key_only = h.mla.n_rot;
+        } else if (layer.key_of_value() &&
+                   (!h.block.value_of_key || !h.block.value_norm || layer.v_path == VPath::full)) {
             fail(key::k_path, "expected value_of_key, value_norm and a latent V beside keys of its rows in layer ", il,
                  "; got ", path_name(layer.k_path), " and ", path_name(layer.v_path));
         }
@@ -377,6 +408,7 @@ CacheSpec read_cache_spec(const GgufFile& file, const HParams& h) {
             !k_full[il] && !spec.layers[il].key_of_value() && file.find_tensor(blk + "attn_k_e.weight") != nullptr;
         spec.layers[il].v.encoded = !v_full[il] && file.find_tensor(blk + "attn_v_e.weight") != nullptr;
     }
+    if (h.has_mla()) check_turned(h.mla, spec);
     if (spec.recent == 0 && spec.recent_ratio == 0.0F) {
         refuse_blocks(spec);
     }

@@ -83,7 +83,12 @@ class GgufSource:
         spec = self._at(layer)
         n_heads = {"attn_q": spec.n_head, "attn_k": spec.n_kv}.get(stem)
         block = spec.block
-        if n_heads is None or spec.mla is not None or block.position != "rope" or block.rope_pairing != "norm":
+        if (
+            n_heads is None
+            or spec.mla is not None
+            or block.position != "rope"
+            or block.rope_pairing != "norm"
+        ):
             return None
         return np.argsort(paired_rows(n_heads, spec.head_dim, spec.n_rot))
 

@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..errors import ConvertError, need
-from ..ir import ModelSpec
-from ..source.recurrent import DeltaNetSizes
+from ...errors import ConvertError, need
+from ...ir import ModelSpec
+from ...source.recurrent import DeltaNetSizes
 
 _WHERE = "transformers.models.qwen3_next.modeling_qwen3_next"
 
