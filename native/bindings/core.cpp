@@ -110,17 +110,9 @@ PYBIND11_MODULE(_core, module) {
     module.def(
         "content_hash", [](const std::string& path) { return lkv::content_hash(lkv::GgufFile::open(path)); },
         py::arg("path"));
-    module.def(
-        "format_bytes",
-        [](const std::string& format, int width) {
-            const std::optional<lkv::Format> found = lkv::parse_format(format);
-            if (!found) lkv::fail("format", "expected a row format; got ", lkv::quoted(format));
-            const int unit = lkv::format_width_multiple(*found);
-            return lkv::format_bytes(*found, (width + unit - 1) / unit * unit);
-        },
-        py::arg("format"), py::arg("width"));
     bind_blocks(module);
     bind_model(module);
+    bind_rows(module);
     bind_chat(module);
     bind_session(module);
     bind_sampler(module);

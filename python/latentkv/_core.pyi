@@ -33,7 +33,17 @@ def dequantize(data: NDArray[np.uint8], type: str) -> NDArray[np.float32]:
 
 def format_bytes(format: str, width: int) -> int:
     """Bytes of a token's segment of `width` channels, which are rounded up to whole units of the format (one
-    of build_info's, or none)."""
+    of build_info's, or none). Formats n8 … n1: without the row's scale, and alone; in a row, neighbours of one
+    format are one segment."""
+
+def row_bytes(groups: Sequence[Sequence[tuple[str, int]]]) -> int:
+    """Bytes of a token's row whose groups have these segments, (format, channels) each."""
+
+def stored_rows(
+    groups: Sequence[Sequence[tuple[str, int]]], rows: NDArray[np.float32]
+) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Rows [n, channels of all groups] as a cache stores them, [n, row bytes], and what it reads of these,
+    [n, channels]; channels in segments of none are 0."""
 
 CELL_BYTES: int  # of a slot, beside its rows
 DEMOTION_BATCH: int  # recent tokens that are compressed at once

@@ -47,8 +47,6 @@ void put_layout(ByteWriter& out, const RowLayout& row);
 // A layout with the groups of `own`, or with none. Errors: Error for others.
 RowPlan get_layout(ByteReader& in, const RowLayout& own);
 
-bool same_layout(const RowLayout& a, const RowLayout& b);
-
 // Whether rows of another layout are taken; false: these are the same. Errors: Error where they are not.
 bool is_coded_anew(const RowLayout& from, const RowLayout& own, Accept accept);
 
