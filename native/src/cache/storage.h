@@ -83,7 +83,8 @@ public:
     virtual void move_rows(const KvCache& cache, int from, int to, std::span<const RowMove> slots) = 0;
     // Writes K of one layer into token blocks of the middle, 32 moves each. rows: f32 [·, K width] on the device; RowMove::from is the
     // index of a row.
-    virtual void write_blocks(const KvCache& cache, int layer, const float* rows, std::span<const RowMove> moves) = 0;
+    virtual void write_token_blocks(const KvCache& cache, int layer, const float* rows,
+                                    std::span<const RowMove> moves) = 0;
 };
 
 }  // namespace lkv

@@ -6,7 +6,7 @@
 //   middle   all others
 //
 // A token lives in exactly one region. New tokens enter sink or recent (middle when the cache keeps no recent tokens) and
-// are demoted from recent to middle in batches. Where the middle takes blocks of slots only, a batch is 32 tokens of one sequence,
+// are demoted from recent to middle in batches. Where the middle takes token blocks only, a batch is 32 tokens of one sequence,
 // and fewer wait in recent.
 //
 // The middle's cells say which tokens there are. Some layers may keep a selection of them: those of a sliding window (ring.h), or
