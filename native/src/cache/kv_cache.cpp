@@ -48,7 +48,8 @@ KvCache::KvCache(const HParams& hparams, const CacheSpec& spec, const KvCacheOpt
     for (int il = 0; il < hparams.n_layer; il++) {
         const int held = placement_.in_ring(il) ? placement_.n_regions() : placement_.middle();
         if (!hparams.makes_rows(il)) continue;
-        f16_bytes_ += 2.0 * 2.0 * hparams.heads_of(il).width() * placement_.cells_of_rows(held).capacity();
+        const double sides = hparams.has_mla() ? 1.0 : 2.0;
+        f16_bytes_ += sides * 2.0 * hparams.heads_of(il).width() * placement_.cells_of_rows(held).capacity();
     }
     if (!allocate) return;
     rows_

@@ -81,6 +81,7 @@ Heads Projections::apart(ggml_tensor* x, const LayerWeights& layer, const LayerC
 Heads Projections::heads(ggml_tensor* x, int il) const {
     const LayerWeights& layer = model_.layers()[static_cast<size_t>(il)];
     const LayerCacheSpec& spec = model_.cache_spec().layers[static_cast<size_t>(il)];
+    if (h_.has_mla()) return mla_heads(x, layer, spec, il);
     const bool raw = raw_keys(spec);
     Heads found =
         layer.attn_qkv != nullptr ? packed(x, layer, h_.heads_of(il)) : apart(x, layer, spec, h_.heads_of(il));
@@ -95,6 +96,9 @@ Heads Projections::heads(ggml_tensor* x, int il) const {
     }
     if (layer.attn_q_norm != nullptr) {
         found.q = ops_.norm(found.q, layer.attn_q_norm, nullptr);
+    }
+    if (temperatures_ != nullptr) {
+        found.q = ops_.held(ggml_mul(ctx_, found.q, ggml_reshape_3d(ctx_, temperatures_, 1, 1, temperatures_->ne[0])));
     }
     found.q = ops_.held(rope(found.q, il));
     if (found.k != nullptr && !raw) {
@@ -163,6 +167,8 @@ BatchRows Projections::latent_rows(ggml_tensor* x, const Heads& heads, const Lay
                                : encoded(heads.k, layer.attn_k_e, layer.attn_k_a, layer.attn_k_a_bias, spec.k);
     ggml_tensor* const v = spec.v_path == VPath::full
                                ? ops_.held(ops_.rotate(heads.v, constants_.hadamard_v))
+                           : spec.is_mla()
+                               ? heads.v
                                : encoded(heads.v, layer.attn_v_e, layer.attn_v_a, layer.attn_v_a_bias, spec.v);
     // a store node has two sources; of keys that V's rows make it writes nothing
     ggml_tensor* const v_rows = ops_.as_rows(v, x->ne[1]);

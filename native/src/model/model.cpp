@@ -98,6 +98,10 @@ void Model::place_weights() {
         fail("-ngl", "expected all layers on the CPU (-ngl 0), as some read the K and V of others; got ",
              options_.gpu.n_gpu_layers);
     }
+    if (on_gpu() && hparams_.has_mla()) {
+        fail("-ngl", "expected all layers on the CPU (-ngl 0), as no kernel takes rows of keys and values in one (MLA) ",
+             "yet; got ", options_.gpu.n_gpu_layers);
+    }
     if (!on_one_device() && hparams_.n_embd_layer > 0) {
         fail("-ngl", "expected all layers on one device, as tokens bring numbers to each; got ", runs_text(runs_));
     }

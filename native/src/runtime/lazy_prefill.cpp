@@ -35,6 +35,7 @@ std::string lazy_obstacle(const Model& model) {
     const HParams& h = model.hparams();
     if (h.shares_rows()) return "some layers share K and V";
     if (h.is_recurrent()) return "some layers are recurrent";
+    if (h.has_mla()) return "keys and values are one row";
     for (int il = 0; il < h.n_layer; il++) {
         const LayerCacheSpec& spec = model.cache_spec().layers[static_cast<size_t>(il)];
         const bool projected = spec.k_path == KPath::rebuild || spec.k_path == KPath::absorbed;

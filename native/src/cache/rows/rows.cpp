@@ -101,7 +101,7 @@ RegionRows Rows::make_region(std::string name, int n_slots, const std::optional<
             const int side = value_side ? 1 : 0;
             const bool takes_whole = full && has_side(il, value_side);
             const TensorSpec& spec = takes_whole ? whole : value_side ? layer_spec(il).v : layer_spec(il).k;
-            const std::optional<Format> chosen = value_side ? options_.v_format : options_.k_format;
+            const std::optional<Format> chosen = chosen_format(il, value_side);
             layer.plan[side] = plan_row(region.name, value_side ? "v" : "k", spec, whole_format(exact, chosen), chosen);
             layer.layout[side] = layer.plan[side].view();
             layer.offset[side] = offset;
@@ -109,9 +109,28 @@ RegionRows Rows::make_region(std::string name, int n_slots, const std::optional<
             offset += bytes;
             region.bytes[side] += bytes;
         }
+        if (layer_spec(il).is_mla()) {
+            GroupLayout values = layer.layout[1].groups[0];
+            const int n = layer_spec(il).key_only;
+            values = {values.column + n, values.width - n, values.kept - n, values.first_segment + 1, values.n_segments - 1};
+            layer.value_groups = {values};
+        }
         region.layers.push_back(std::move(layer));
     }
     return region;
+}
+
+RowLayout Rows::values_layout(int region, int layer) const {
+    RowLayout found = v_layout(region, layer);
+    const LayerRows& rows = regions_[static_cast<size_t>(region)].layers[static_cast<size_t>(layer)];
+    if (!rows.value_groups.empty()) found.groups = rows.value_groups.data();
+    return found;
+}
+
+// Of MLA's rows, which are keys and values, K's format comes first, as llama.cpp has it.
+std::optional<Format> Rows::chosen_format(int layer, bool value_side) const {
+    if (!value_side || (layer_spec(layer).is_mla() && options_.k_format)) return options_.k_format;
+    return options_.v_format;
 }
 
 void Rows::allocate() {

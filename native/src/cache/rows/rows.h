@@ -32,6 +32,7 @@ public:
 struct LayerRows {
     RowPlan plan[2];            // of K and V
     RowLayout layout[2];        // of plan
+    std::vector<GroupLayout> value_groups;  // of MLA: V's, without what is the key's alone
     bool held = true;           // whether the region has rows of it
     size_t offset[2] = {0, 0};  // of slot 0 in the region's storage
 };
@@ -104,6 +105,9 @@ public:
     }
     const RowLayout& k_layout(int region, int layer) const { return layout(region, layer, false); }
     const RowLayout& v_layout(int region, int layer) const { return layout(region, layer, true); }
+    // V's rows as attention reads values from them: with MLA without the channels of the key alone.
+    RowLayout values_layout(int region, int layer) const;
+    bool is_mla(int layer) const { return layer_spec(layer).is_mla(); }
     uint8_t* row(int region, int layer, bool value_side, int slot) const {  // null in a forecast
         const RegionRows& held = this->region(region, layer);
         const LayerRows& rows = held.layers[static_cast<size_t>(layer)];
@@ -127,6 +131,7 @@ private:
     template <typename F>
     RegionRows make_region(std::string name, int n_slots, const std::optional<RegionFormat>& exact, F&& holds) const;
     void allocate(RegionRows& region) const;
+    std::optional<Format> chosen_format(int layer, bool value_side) const;
     const LayerCacheSpec& layer_spec(int layer) const { return spec_.layers[static_cast<size_t>(layer)]; }
     std::vector<float> middle_values(int layer, bool value_side, std::span<const int> slots) const;
     void encode(int layer, bool value_side, std::span<const RowMove> moves) const;

@@ -243,7 +243,18 @@ TensorSpec TensorSpec::full(int n_kv, int head_dim) {
     return spec;
 }
 
+TensorSpec TensorSpec::mla(const MlaSizes& sizes) {
+    constexpr int step = 128;  // channels that share a scale, as those of a usual head
+    TensorSpec spec;
+    spec.ranks = {static_cast<int>(sizes.row())};
+    spec.segments = {{sizes.n_rot}};
+    const int width = sizes.kv_rank % step == 0 ? step : sizes.kv_rank;
+    spec.segments[0].insert(spec.segments[0].end(), static_cast<size_t>(sizes.kv_rank / width), width);
+    return spec;
+}
+
 bool LayerCacheSpec::exact_is_full() const {
+    if (is_mla()) return false;
     const bool k_full = k_path == KPath::full || key_of_value();
     const bool v_full = v_path == VPath::full;
     return (k_full || k.encoded) && (v_full || v.encoded) && !(k_full && v_full);
@@ -310,7 +321,14 @@ CacheSpec read_cache_spec(const GgufFile& file, const HParams& h) {
     if (!k_paths) {
         for (size_t il = 0; il < spec.layers.size(); il++) {
             if (!h.makes_rows(static_cast<int>(il))) continue;
-            spec.layers[il].k = spec.layers[il].v = TensorSpec::full(h.heads[il].n_kv, h.heads[il].head_dim);
+            LayerCacheSpec& layer = spec.layers[il];
+            if (h.has_mla()) {
+                layer.k_path = KPath::value;
+                layer.v = TensorSpec::mla(h.mla);
+                layer.key_only = h.mla.n_rot;
+                continue;
+            }
+            layer.k = layer.v = TensorSpec::full(h.heads[il].n_kv, h.heads[il].head_dim);
         }
         spec.master = read_master(file, spec.widths(&LayerCacheSpec::k), spec.widths(&LayerCacheSpec::v));
         return spec;

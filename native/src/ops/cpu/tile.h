@@ -88,6 +88,11 @@ struct TileRows {
     }
 };
 
+// Of rows that have one scale. scales: [64]
+inline void row_scales(const TileRows& rows, float* scales) {
+    for (int s = 0; s < tile_slots; s++) scales[s] = load_half(rows.slot[s]);
+}
+
 // Prefetches, front to back, the bytes that the next tile will read, as many as are being read now. Heads pick 64 to 128
 // bytes out of each row, so the processor sees strides, guesses nothing and waits; memory wants the rows in order.
 class ReadAhead {

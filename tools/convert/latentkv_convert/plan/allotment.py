@@ -14,7 +14,7 @@ from latentkv.plan.kv_budget import KvBudget
 from ..ir import FULL, OF_VALUE, SIDES, LayerPlan, ModelSpec, Plan, SidePlan
 from ..rows import sizes
 from ..work import Work
-from .candidates import FORMATS, Candidate, Shape, cut
+from .candidates import Candidate, Shape, cut
 
 # Truncation errors of one token are not independent, as rounding errors are: their predicted cost is too low.
 DROP_PENALTY = 3.0
@@ -136,7 +136,7 @@ class Allotment:
         for _ in range(own.n_kv // group):
             width, choice = next(choices)
             widths.append(cut(group * own.head_dim, width))
-            formats.append(tuple(FORMATS[at] for at in choice.formats))
+            formats.append(tuple(shape.formats[at] for at in choice.formats))
         return replace(shape.side(side, group, tuple(widths)), formats=tuple(formats))
 
 

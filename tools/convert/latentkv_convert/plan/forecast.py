@@ -224,14 +224,16 @@ class Replaced:
         if self.plan.formats is None:
             return x
         x = self.about_mean(x)
-        blocks = []
-        for group, (down, up) in enumerate(self.factors):
-            width = len(down)
-            latent = (x[:, group * width : (group + 1) * width].double() @ down).float()
-            pieces = latent.split(self.plan.segments[group], dim=1)
-            kept = [quantizer.stored(*each) for each in zip(pieces, self.plan.formats[group], strict=True)]
-            blocks.append((torch.cat(kept, dim=1).double() @ up).float())
-        return self.with_mean(torch.cat(blocks, dim=1))
+        parts = x.split([len(down) for down, _ in self.factors], dim=1)
+        latent = torch.cat(
+            [(part.double() @ down).float() for part, (down, _) in zip(parts, self.factors, strict=True)], 1
+        )
+        segments = zip(self.plan.segments, self.plan.formats, strict=True)
+        kept = quantizer.stored_rows(
+            latent, [pair for group in segments for pair in zip(*group, strict=True)]
+        ).split([len(up) for _, up in self.factors], dim=1)
+        back = [(part.double() @ up).float() for part, (_, up) in zip(kept, self.factors, strict=True)]
+        return self.with_mean(torch.cat(back, dim=1))
 
     def about_mean(self, x: Tensor) -> Tensor:
         return x if self.mean is None else x - self.mean

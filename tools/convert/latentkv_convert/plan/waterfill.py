@@ -210,6 +210,6 @@ def priced(work: Work, shape: Shape, count: Count, layer: int, side: str, group:
         widths = cut(group_width, width)
         whole = shape.side(side, group, (widths,) * n_groups)
         bases = finished(work, whole, layer, side)
-        costs = tables(cached, bases, whole, spec.head_dim, work.device)
+        costs = tables(cached, bases, whole, spec.head_dim, work.device, shape.formats)
         cuts.append([count.table(each, layer, widths, channel, replaced) for each in costs])
     return list(zip(*cuts, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -26,10 +27,26 @@ def in_blocks(fmt: str) -> bool:
     return fmt[0] == "c"
 
 
+def has_row_scale(formats: Iterable[str]) -> bool:
+    """Whether these segments of a row share one scale, or have their own."""
+    return any(name[0] == "n" and name != "none" for name in formats)
+
+
 @cache
 def segment_bytes(fmt: str, width: int) -> int:
     """Bytes of one token's segment, as the runtime stores it."""
     return int(_core().format_bytes(fmt, width))
+
+
+@cache
+def row_bytes(groups: tuple[tuple[tuple[str, int], ...], ...]) -> int:
+    """Bytes of one token's row: (format, channels) of every group's segments."""
+    return int(_core().row_bytes(groups))
+
+
+def row_scale_bytes() -> int:
+    """Before the segments of a row that share one scale."""
+    return row_bytes(((("n8", 16),),)) - segment_bytes("n8", 16)
 
 
 def cell_bytes() -> int:

@@ -77,7 +77,7 @@ def tensors(work: Work, plan: Plan, trained: Mapping[tuple[int, str], tuple[Basi
         return finished(work, plan.layers[layer].side(side), layer, side, trained.get((layer, side)))
 
     made: list[OutTensor] = []
-    for index in work.spec.attention_layers:
+    for index in work.spec.attention_layers if work.spec.mla is None else ():
         layer = plan.layers[index]
         if packed.is_packed(work, layer):
             made += packed.together(work, index)

@@ -1,12 +1,9 @@
 #include "ops/cpu/codes/code_values.h"
 
-#include "base/wide.h"
-
 namespace lkv {
 
 namespace {
 
-using Header = AffineFormat<8>;                       // of all these formats
 constexpr int most_rows = wide_lanes == 16 ? 10 : 5;  // at once, with most_vectors each: their sums stay in registers
 constexpr int most_vectors = 2;
 constexpr int n_pairs = tile_slots / 2;
@@ -30,6 +27,17 @@ struct Headers {
     f32xw ratio[n_vectors];  // of minimum and scale
     f32xw flat[n_vectors];   // minimum where the scale is 0
     bool any_flat = false;
+
+    // Of rows that have one scale; a minimum of 1 per scale stands for what all numbers have added.
+    explicit Headers(const TileRows& rows) {
+        float scales[tile_slots];
+        row_scales(rows, scales);
+        for (int v = 0; v < n_vectors; v++) {
+            scale[v] = load_wide<f32xw>(scales + v * wide_lanes);
+            ratio[v] = f32xw{} + 1.0f;
+            flat[v] = f32xw{};
+        }
+    }
 
     Headers(const TileRows& rows, int offset) {
         uint32_t words[tile_slots];
@@ -100,10 +108,11 @@ struct Lanes {
     }
 };
 
-// sums[r][vector][lane] = Σ n·code of R rows, V vectors from `first` on.
-template <int Bits, int B, int R, int V>
+// sums[r][vector][lane] = Σ n·number of R rows, V vectors from `first` on.
+template <class Codes, int B, int R, int V>
 LKV_INLINE void vector_sums(const Tile& tile, int first_row, int byte, int first,
-                            float (*sums)[Lanes<Bits, B>::n_vectors][Lanes<Bits, B>::N]) {
+                            float (*sums)[Lanes<Codes::bits, B>::n_vectors][Lanes<Codes::bits, B>::N]) {
+    constexpr int Bits = Codes::bits;
     using L = Lanes<Bits, B>;
     constexpr int N = L::N;
     constexpr uint32_t mask = Planes<Bits>::levels * 0x00010001u;
@@ -119,7 +128,8 @@ LKV_INLINE void vector_sums(const Tile& tile, int first_row, int byte, int first
             L::of_two(tile.rows.slot[2 * i] + offset, tile.rows.slot[2 * i + 1] + offset) >> (Bits * L::in_one * first);
         LKV_UNROLL
         for (int v = 0; v < V; v++) {
-            const Wide<N> codes = (both >> (Bits * L::in_one * v)) & mask;
+            Wide<N> codes = (both >> (Bits * L::in_one * v)) & mask;
+            if constexpr (Codes::uneven) codes = uneven_numbers<N>(codes);
             LKV_UNROLL
             for (int r = 0; r < R; r++) {
                 acc[r][v] = add_pairs<N>(acc[r][v], codes, tile.pairs[first_row + r][i]);
@@ -156,13 +166,14 @@ void add_sums(const float* sums, int n_bytes, float step, float constant, float*
     }
 }
 
-template <int Bits, int B, int R>
+template <class Codes, int B, int R>
 void byte_values(const Tile& tile, int first_row, int byte, int n_bytes, float* const* out) {
+    constexpr int Bits = Codes::bits;
     using L = Lanes<Bits, B>;
     constexpr int at_once = std::min(L::n_vectors, most_vectors);
     alignas(64) float sums[R][L::n_vectors][L::N];
     for (int v = 0; v < L::n_vectors; v += at_once) {
-        vector_sums<Bits, B, R, at_once>(tile, first_row, byte, v, sums);
+        vector_sums<Codes, B, R, at_once>(tile, first_row, byte, v, sums);
     }
     for (int r = 0; r < R; r++) {
         add_sums<Bits, B>(&sums[r][0][0], n_bytes, tile.step[first_row + r], tile.constant[first_row + r],
@@ -170,28 +181,28 @@ void byte_values(const Tile& tile, int first_row, int byte, int n_bytes, float* 
     }
 }
 
-template <int Bits, int R>
+template <class Codes, int R>
 void row_values(const Tile& tile, int first_row, int n_bytes, float* const* out) {
     for (int byte = 0; byte < n_bytes;) {
         const int left = n_bytes - byte;
         if (left >= wide_lanes) {
-            byte_values<Bits, wide_lanes, R>(tile, first_row, byte, wide_lanes, out);
+            byte_values<Codes, wide_lanes, R>(tile, first_row, byte, wide_lanes, out);
             byte += wide_lanes;
         } else if (left >= lanes) {
-            byte_values<Bits, lanes, R>(tile, first_row, byte, lanes, out);
+            byte_values<Codes, lanes, R>(tile, first_row, byte, lanes, out);
             byte += lanes;
         } else {
             // 2 bytes, of 16 codes of one bit: of the next two, which a row has, no channel is made
-            byte_values<Bits, 4, R>(tile, first_row, byte, std::min(left, 4), out);
+            byte_values<Codes, 4, R>(tile, first_row, byte, std::min(left, 4), out);
             byte += 4;
         }
     }
 }
 
-template <int Bits>
+template <class Codes>
 void segment_values(const Tile& tile, int width, float* const* out) {
     for_even_blocks<most_rows>(tile.n_rows, [&](auto rows, int r) {
-        row_values<Bits, decltype(rows)::value>(tile, r, width * Bits / 8, out);
+        row_values<Codes, decltype(rows)::value>(tile, r, width * Codes::bits / 8, out);
     });
 }
 
@@ -200,19 +211,33 @@ void segment_values(const Tile& tile, int width, float* const* out) {
 void coded_values(const RowLayout& layout, const GroupLayout& group, const TileRows& rows, ReadAhead& ahead, int n_rows,
                   const float* const* weights, float* const* out) {
     Tile tile(rows, n_rows);
-    for (const SegmentLayout& segment : segments_of(layout, group)) {
-        tile.offset = segment.offset + Header::codes_at;
-        const Headers headers(rows, segment.offset);
+    const auto segments = segments_of(layout, group);
+    const bool scaled = is_scaled_by_row_of(segments.front());
+    float steps[max_coded_rows];  // of rows that have one scale
+    float sums[max_coded_rows];
+    if (scaled) {
+        const Headers headers(rows);
+        for (int r = 0; r < n_rows; r++) weigh(headers, weights[r], tile.pairs[r], steps[r], sums[r]);
+    }
+    for (const SegmentLayout& segment : segments) {
+        tile.offset = codes_at(segment);
         float* to[max_coded_rows];
-        for (int r = 0; r < n_rows; r++) {
-            to[r] = out[r] + segment.column - group.column;
-            weigh(headers, weights[r], tile.pairs[r], tile.step[r], tile.constant[r]);
+        for (int r = 0; r < n_rows; r++) to[r] = out[r] + segment.column - group.column;
+        if (scaled) {
+            const Levels levels = levels_of(segment.format);
+            for (int r = 0; r < n_rows; r++) {
+                tile.step[r] = steps[r] * levels.unit;
+                tile.constant[r] = sums[r] * levels.bottom;
+            }
+        } else {
+            const Headers headers(rows, segment.offset);
+            for (int r = 0; r < n_rows; r++) {
+                weigh(headers, weights[r], tile.pairs[r], tile.step[r], tile.constant[r]);
+            }
         }
-        with_bits(segment.format, [&](auto bits) {
-            constexpr int Bits = decltype(bits)::value;
-            for (int s = 0; s < tile_slots; s++) ahead.pull(AffineFormat<Bits>::bytes(segment.width));
-            segment_values<Bits>(tile, segment.width, to);
-        });
+        const int bytes = format_bytes(static_cast<Format>(segment.format), segment.width);
+        for (int s = 0; s < tile_slots; s++) ahead.pull(bytes);
+        with_codes(segment.format, [&](auto codes) { segment_values<decltype(codes)>(tile, segment.width, to); });
     }
 }
 
