@@ -114,7 +114,7 @@ class Model:
     def size_bytes(self) -> int: ...
     @property
     def factor_bytes(self) -> int:
-        """Of the tensors of latents, which a plain file does not have (docs/gguf.md, Tensors)."""
+        """Bytes of the factors, which a plain file does not have (docs/gguf.md, Tensors)."""
     @property
     def fingerprint(self) -> str:
         """16 hexadecimal digits of what the weights say, a sidecar's too: states belong to them."""

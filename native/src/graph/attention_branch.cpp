@@ -20,7 +20,7 @@ bool AttentionBranch::expands_keys(int il) const {
     return path != KPath::rebuild && path != KPath::value &&
            !from_.model.layers()[static_cast<size_t>(il)].k_b.empty() && from_.shape.on_gpu && from_.shape.fused &&
            from_.exact == nullptr && from_.shape.n_tokens >= least_expanded_tokens &&
-           !in_blocks(from_.cache.rows().k_layout(from_.cache.placement().middle(), il));
+           !in_token_blocks(from_.cache.rows().k_layout(from_.cache.placement().middle(), il));
 }
 
 void AttentionBranch::describe(LatentAttnParams& p, int il) const {

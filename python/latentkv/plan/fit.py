@@ -102,7 +102,7 @@ class OnCard:
 
 
 def on_card(path: str, latent_path: str, options: SessionOptions, free: int) -> OnCard:
-    """Of a card that need not be there; by the numbers that `-c auto` goes by."""
+    """What fits on a card, which need not be there; by the numbers that `-c auto` uses."""
     options = replace(options, kv_budget=None) if options.kv_budget == AUTO_BUDGET else options
     n_layer = _core.Model(path, latent_path=latent_path, describe_only=True).n_layer
     search = _Search(path, latent_path, Asked(n_layer, AUTO), options, [free], None)

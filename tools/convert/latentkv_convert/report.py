@@ -54,7 +54,7 @@ class Report:
         return kept / full
 
     def bytes_per_token(self) -> dict[str, float]:
-        """By row format; `plan`: the file's own."""
+        """Bytes of a token by row format; `plan`: the file's own."""
         spec, plan = self.spec, self.plan
         own = {"plan": plan_sizes.planned_bytes_per_token(spec, plan, CONTEXT)} if self.planned else {}
         formats = plan_sizes.FORMATS

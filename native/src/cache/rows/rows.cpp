@@ -37,7 +37,7 @@ RowPlan plan_row(const std::string& region, const char* side, const TensorSpec& 
                      " channels for ", format_name(format), " rows; choose another --kv",
                      whole ? "-" + region : std::string(), "; got ", width);
             }
-            if (format_in_blocks(format)) {
+            if (format_in_token_blocks(format)) {
                 if (whole) {
                     fail("kv_" + region, "expected a format of single tokens, as ", format_name(format_of_rows(format)),
                          ": blocks of 32 are for K of compressed tokens; got ", format_name(format));
@@ -80,9 +80,9 @@ void Rows::add_middle(int n_slots, bool is_selected, const std::vector<bool>& in
     regions_.push_back(make_region("ring", n_ring, std::nullopt, is_in));
 }
 
-bool Rows::takes_blocks() const {
+bool Rows::takes_token_blocks() const {
     return std::any_of(spec_.layers.begin(), spec_.layers.end(), [this](const LayerCacheSpec& layer) {
-        return in_blocks(plan_row("middle", "k", layer.k, std::nullopt, options_.k_format).view());
+        return in_token_blocks(plan_row("middle", "k", layer.k, std::nullopt, options_.k_format).view());
     });
 }
 

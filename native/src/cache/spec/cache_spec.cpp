@@ -180,7 +180,7 @@ void read_tensor(const GgufFile& file, const HParams& h, const TensorKeys& keys,
                         fail(keys.segment_formats, "expected a known row format (docs/gguf.md)", "; got ",
                              quoted(name));
                     }
-                    if (tensor == &LayerCacheSpec::v && format_in_blocks(*format)) {
+                    if (tensor == &LayerCacheSpec::v && format_in_token_blocks(*format)) {
                         fail(keys.segment_formats, "expected formats of single tokens for V; got ", name);
                     }
                     check_next_format(keys.segment_formats, plan, *format, segments[s]);
@@ -202,24 +202,24 @@ void read_tensor(const GgufFile& file, const HParams& h, const TensorKeys& keys,
 Format read_region_format(const GgufFile& file, std::string_view key) {
     const std::string name(file.find_string(key).value_or("f16"));
     const auto format = parse_format(name);
-    if (!format || *format == Format::none || format_in_blocks(*format)) {
+    if (!format || *format == Format::none || format_in_token_blocks(*format)) {
         fail(key, "expected a row format that stores single tokens (docs/gguf.md); got ", quoted(name));
     }
     return *format;
 }
 
 // A format of blocks that the layer's K asks for.
-std::optional<Format> find_blocks(const LayerCacheSpec& layer) {
+std::optional<Format> find_token_blocks(const LayerCacheSpec& layer) {
     for (const std::vector<Format>& group : layer.k.formats.value_or(std::vector<std::vector<Format>>{})) {
-        const auto found = std::find_if(group.begin(), group.end(), format_in_blocks);
+        const auto found = std::find_if(group.begin(), group.end(), format_in_token_blocks);
         if (found != group.end()) return *found;
     }
     return std::nullopt;
 }
 
-void refuse_blocks(const CacheSpec& spec) {
+void refuse_token_blocks(const CacheSpec& spec) {
     for (const LayerCacheSpec& layer : spec.layers) {
-        if (const auto format = find_blocks(layer)) {
+        if (const auto format = find_token_blocks(layer)) {
             fail(key::k_segment_formats, "expected ", key::recent, " or ", key::recent_ratio,
                  " above 0 beside blocks of 32 tokens, which wait there until they are full; got ",
                  format_name(*format));
@@ -410,7 +410,7 @@ CacheSpec read_cache_spec(const GgufFile& file, const HParams& h) {
     }
     if (h.has_mla()) check_turned(h.mla, spec);
     if (spec.recent == 0 && spec.recent_ratio == 0.0F) {
-        refuse_blocks(spec);
+        refuse_token_blocks(spec);
     }
     spec.master = read_master(file, spec.widths(&LayerCacheSpec::k), spec.widths(&LayerCacheSpec::v));
     return spec;

@@ -79,7 +79,7 @@ class GgufSource:
         return raw[rows] if len(shape) > 1 else raw.reshape(shape[0], -1)[rows]
 
     def _transformers_order(self, stem: str, layer: int | None) -> NDArray[np.int64] | None:
-        """Of rows whose RoPE planes are paired as llama.cpp does for its llama architecture."""
+        """Rows in transformers' order, where RoPE planes are paired as in llama.cpp's llama architecture."""
         spec = self._at(layer)
         n_heads = {"attn_q": spec.n_head, "attn_k": spec.n_kv}.get(stem)
         block = spec.block

@@ -62,7 +62,7 @@ def _rule() -> Any:
 
 
 class Numbers(nn.Module):
-    """Of a delta net what is no linear map: kernels, decays and their offsets."""
+    """The parameters of a delta net that are no linear map: kernels, decays and their offsets."""
 
     def __init__(self, weight: Tensor | None, bias: Tensor | None) -> None:
         super().__init__()
