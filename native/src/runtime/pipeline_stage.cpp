@@ -5,7 +5,8 @@
 
 namespace lkv {
 
-PipelineStage::PipelineStage(const LayerRun& of) : run(of), gpu(of.on_gpu() ? open_gpu(of.gpu) : nullptr) {}
+PipelineStage::PipelineStage(const LayerRun& layers)
+    : run(layers), gpu(layers.on_gpu() ? open_gpu(layers.gpu) : nullptr) {}
 
 void PipelineStage::set_input(ggml_tensor* tensor, const void* data, size_t bytes) const {
     if (tensor == nullptr || tensor->data == nullptr)

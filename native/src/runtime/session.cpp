@@ -81,13 +81,13 @@ EqualRuns Session::next_ubatch(std::span<const int32_t> seq, std::span<const uin
 // Tokens of the next ubatch. Longer ones than the recent region takes are of one sequence, whose latest tokens it has room for.
 size_t Session::longest_ubatch(std::span<const int32_t> seq) const {
     const KvCacheOptions& options = cache_.options();
-    const auto of = [&](int limit) { return std::min(static_cast<size_t>(limit), seq.size()); };
-    const size_t n = of(options.n_ubatch);
+    const auto at_most = [&](int limit) { return std::min(static_cast<size_t>(limit), seq.size()); };
+    const size_t n = at_most(options.n_ubatch);
     if (!options.keeps_recent() || n <= static_cast<size_t>(options.exact_ubatch)) return n;
     const bool settles =
         fused_ && cache_.placement().cells(cache_.placement().middle()).block() == 1 &&
         std::all_of(seq.begin(), seq.begin() + static_cast<ptrdiff_t>(n), [&](int32_t s) { return s == seq.front(); });
-    return settles ? n : of(options.exact_ubatch);
+    return settles ? n : at_most(options.exact_ubatch);
 }
 
 std::vector<int32_t> Session::wanted(std::span<const uint8_t> output) {
@@ -223,6 +223,11 @@ void Session::compute(PipelineStage& stage, std::span<const int32_t> tokens, std
     }
     stage.set_input(graph.tokens, tokens.data(), tokens.size_bytes());
     stage.set_input(graph.positions, pos.data(), pos.size_bytes());
+    if (graph.temperatures != nullptr) {
+        std::vector<float> factors;
+        for (const int32_t at : pos) factors.push_back(model_->hparams().temperature(at));
+        stage.set_input(graph.temperatures, factors.data(), factors.size() * sizeof(float));
+    }
     stage.set_input(graph.out_ids, out_ids.data(), out_ids.size_bytes());
     stage.set_input(graph.states_from, step_.from.data(), step_.from.size() * sizeof(int32_t));
     stage.set_input(graph.states_to, step_.to.data(), step_.to.size() * sizeof(int64_t));

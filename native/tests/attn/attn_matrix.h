@@ -99,7 +99,7 @@ void wide_heads(Compare&& compare) {
 template <class Compare>
 void formats(Compare&& compare) {
     for (const Format format : all_formats) {
-        if (format_in_blocks(format)) continue;
+        if (format_in_token_blocks(format)) continue;
         for (const int n_tokens : {1, 2, 40}) {
             AttnShape s;
             s.name = std::string(format_name(format)) + ", " + std::to_string(n_tokens) + " tokens";
@@ -118,7 +118,7 @@ void formats(Compare&& compare) {
     }
 }
 
-// Rows that have one scale, beside exact ones and alone: several widths of codes a group, several groups, dropped channels.
+// Rows that begin with their scales, beside exact ones and alone: several widths of codes a group, several groups, dropped channels.
 template <class Compare>
 void scaled_rows(Compare&& compare) {
     using enum Format;
@@ -158,7 +158,7 @@ void scaled_rows(Compare&& compare) {
             s.permute = seed % 2 == 1;
             s.n_seq = seed % 5 == 0 ? 2 : 1;
             s.seed = seed++;
-            s.name = std::string(of.name) + " of one scale, " + std::to_string(n_tokens) + " tokens";
+            s.name = std::string(of.name) + " scaled by the row, " + std::to_string(n_tokens) + " tokens";
             compare(s);
         }
     }

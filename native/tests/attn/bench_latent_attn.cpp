@@ -139,7 +139,7 @@ std::vector<AttnShape> shapes(int depth) {
         all.push_back(s);
         s.k_rows = {{{{Format::n4, 64}, {Format::n1, 64}}}};
         s.v_rows = {{{{Format::n4, 32}, {Format::n2, 32}}}};
-        s.name = tokens + "the same, one scale a row";
+        s.name = tokens + "the same, scaled by the row";
         all.push_back(s);
         AttnShape full = s;
         full.k_group = full.v_group = 1;
@@ -165,7 +165,7 @@ std::vector<AttnShape> shapes(int depth) {
         const std::vector<lkv::SegmentSpec> one_v{{Format::n4, 64}, {Format::n2, 64}};
         s.k_rows = {{one_k, one_k}};
         s.v_rows = {{one_v, one_v}};
-        s.name = tokens + "the same 512/256, one scale a row";
+        s.name = tokens + "the same 512/256, scaled by the row";
         all.push_back(s);
     }
     return all;

@@ -1,9 +1,11 @@
-// n8 … n1: codes alone, of rows whose segments share one scale.   value = the row's scale · level
+// n8 … n1: codes alone, of rows whose segments share two scales.   value = scale · level
 //
 // Such a row begins with a word, and its segments follow:
 //
-//   byte 0 … 1     scale, f16 >= 0
-//   byte 2 … 3     zero
+//   byte 0 … 1     scale of segments in n5 … n1, f16 >= 0
+//   byte 2 … 3     scale of those in n8 and n6, f16 >= 0
+//
+// A scale that no segment has is 0.
 //
 // A segment:
 //
@@ -11,12 +13,14 @@
 //
 // width channels = width·b/8 bytes, rounded up to a multiple of 4. Width a multiple of 16.
 //
-// Levels are those of least squared error for a normal distribution of standard deviation 1 (Max 1960): what a channel has that the
-// converter divided by its spread and rotated. level = unit · number + bottom. With 2 bits the levels are not evenly apart: the
-// numbers of the codes 0 … 3 are 0, 7, 13, 20. Otherwise a code is its number.
+// Levels are evenly apart, by the step of least squared error for a normal distribution of standard deviation 1 (Max 1960): what a
+// channel has that the converter divided by its spread and rotated. level = step · code + bottom. Levels of 2 bits that are not
+// evenly apart would have 0.1175 of the power as their error instead of 0.1188, and every kernel would have to look them up.
 //
-// The scale starts at the row's root mean square. Twice the nearest levels are chosen and the scale follows by least squares; neither
-// step can raise the squared error. Codes are chosen for the scale as stored.
+// The scale of n8 and n6 is the smallest at which none of their values is clipped: few channels have these formats, and a clipped one
+// costs more than all their rounding. The other scale starts at the root mean square of the channels in n5 … n3 (where there are none,
+// of those in n2 and n1, which would pull it from what more bits need). Twice the nearest levels are chosen for these channels and the
+// scale follows by least squares; neither step can raise the squared error. Codes are chosen for the scale as stored.
 #pragma once
 
 #include <cmath>
@@ -25,8 +29,8 @@
 
 namespace lkv {
 
-constexpr int row_scale_bytes = 4;
-constexpr int row_strands = 32;  // sums that segments add to in turn, then halves to halves
+constexpr int row_scale_bytes = 4;  // of both
+constexpr int row_strands = 32;     // sums that segments add to in turn, then halves to halves
 
 // Sums over channels: of x · level and of level².
 struct LevelSums {
@@ -34,7 +38,7 @@ struct LevelSums {
     float ll;
 };
 
-// The scale of a row, from sums over all its stored channels.
+// The scale of n5 … n1, from sums over the channels that it is fitted to.
 class RowScaleFit {
 public:
     static constexpr int n_refine = 2;
@@ -58,11 +62,22 @@ private:
     float scale_;
 };
 
-// 1 / the scale as stored: what codes are chosen for.
-LKV_HD inline float inverse_of_scale(uint16_t scale) {
-    const float of = half_to_float(scale);
-    return of > 0.0f ? 1.0f / of : 0.0f;
-}
+// A row's first word.
+struct RowScales {
+    uint16_t clipping;  // of n5 … n1
+    uint16_t whole;     // of n8 and n6
+
+    LKV_HD void store(uint8_t* row) const {
+        store_u16(row, clipping);
+        store_u16(row + sizeof clipping, whole);
+    }
+    // 1 / the scale as stored: what codes are chosen for.
+    LKV_HD float inverse(bool clips) const {
+        const float of = half_to_float(clips ? clipping : whole);
+        return of > 0.0f ? 1.0f / of : 0.0f;
+    }
+};
+static_assert(sizeof(RowScales) == row_scale_bytes);
 
 // Σ x² of a segment. On a device by a warp.
 LKV_HD inline float power_of(const float* x, int width) {
@@ -90,41 +105,40 @@ struct NormalFormat {
     static constexpr bool scaled_by_row = true;
     using Codes = Planes<Bits>;
 
-    static constexpr bool even = Bits != 2;  // levels are evenly apart
-    static constexpr int top_number = even ? Codes::levels : 20;
-    static constexpr float unit = even ? gaussian_step(Bits) : 0.15104f;
-    static constexpr float bottom = -0.5f * top_number * unit;
+    static constexpr int bits = Bits;
+    static constexpr bool clips = Bits < 6;
+    static constexpr int scale_at = clips ? 0 : 2;
+    static constexpr float step = gaussian_step(Bits);
     static constexpr float z = 0.5f * Codes::levels;
-    static constexpr float border = 6.5f * unit;  // between them and the outer ones
-
-    LKV_HD static constexpr int number_of(int code) { return even ? code : 7 * code - (code >> 1); }
-    static_assert(even || (number_of(1) == 7 && number_of(2) == 13 && number_of(3) == top_number),
-                  "numbers 0, 7, 13, 20");
+    static constexpr float bottom = -z * step;
 
     LKV_HD static constexpr int bytes(int width) { return round_up_to_word(width / chunk_width * Codes::chunk_bytes); }
 
-    // Scale and offset of numbers. row: the whole row, from its first byte.
+    // row: the whole row, from its first byte.
     LKV_HD static Affine affine(const uint8_t* row) {
-        const float scale = load_half(row);
-        return {scale * unit, scale * bottom};
+        const float scale = load_half(row + scale_at);
+        return {scale * step, scale * bottom};
     }
 
     // The code whose level is nearest to x · inverse.
     LKV_HD static int nearest(float x, float inverse) {
-        if constexpr (even) {
-            float code = fmaf(x, inverse * (1.0f / unit), z + 0.5f);
-            code = code > 0.0f ? code : 0.0f;
-            code = code < Codes::levels ? code : float{Codes::levels};
-            return static_cast<int>(code);
-        } else {
-            const float y = x * inverse;
-            return (y >= -border) + (y >= 0.0f) + (y >= border);
-        }
+        float code = fmaf(x, inverse * (1.0f / step), z + 0.5f);
+        code = code > 0.0f ? code : 0.0f;
+        code = code < Codes::levels ? code : float{Codes::levels};
+        return static_cast<int>(code);
     }
 
-    LKV_HD static float level_of(int code) { return fmaf(static_cast<float>(number_of(code)), unit, bottom); }
+    LKV_HD static float level_of(int code) { return fmaf(static_cast<float>(code), step, bottom); }
 
-    // x: [width], width a multiple of 16. On a device by a warp.
+    // The least scale that clips none. x: [width], width a multiple of 16. On a device by a warp.
+    LKV_HD static float reach(const float* x, int width) {
+        float low = 0.0f;
+        float high = 0.0f;
+        extremes(x, width, low, high);
+        return (high > -low ? high : -low) / -bottom;
+    }
+
+    // Of the levels nearest to x · inverse. Likewise.
     LKV_HD static LevelSums sums(const float* x, int width, float inverse) {
 #if defined(__CUDACC__)
         LevelSums s{};
@@ -141,7 +155,7 @@ struct NormalFormat {
         for (int i = 0; i < width; i += 2 * lanes) {
             for (int h = 0; h < 2; h++) {
                 const f32x8 v = load8(x + i + h * lanes);
-                const f32x8 level = fma8(to_f32(numbers_of(nearest(v, inverse))), splat(unit), splat(bottom));
+                const f32x8 level = fma8(to_f32(nearest(v, inverse)), splat(step), splat(bottom));
                 xl[h] = fma8(v, level, xl[h]);
                 ll[h] = fma8(level, level, ll[h]);
             }
@@ -150,7 +164,7 @@ struct NormalFormat {
 #endif
     }
 
-    // inverse: of the row's scale as stored
+    // inverse: of the format's scale as stored
     LKV_HD static void write(const float* x, int width, float inverse, uint8_t* dst) {
         for (int i = writer() * chunk_width; i < width; i += writers * chunk_width) {
             int32_t code[chunk_width];
@@ -168,48 +182,23 @@ struct NormalFormat {
     }
 
     LKV_HD static float code(const uint8_t* src, int i) {
-        return static_cast<float>(number_of(Codes::get(src + i / chunk_width * Codes::chunk_bytes, i % chunk_width)));
+        return static_cast<float>(Codes::get(src + i / chunk_width * Codes::chunk_bytes, i % chunk_width));
     }
 
 #if !defined(__CUDACC__)
-    // Numbers.
     LKV_INLINE static f32x16 codes(const uint8_t* src, int chunk) {
-        if constexpr (even) {
-            return Codes::unpack(src + chunk * Codes::chunk_bytes);
-        } else {
-            uint32_t word;
-            memcpy(&word, src + chunk * Codes::chunk_bytes, sizeof word);
-            constexpr u32x8 shift = {0, 8, 16, 24, 2, 10, 18, 26};  // as Planes<2>::unpack
-            const u32x8 v = u32x8{} + word;
-            return {number(v >> shift & 3u), number(v >> (shift + 4u) & 3u)};
-        }
+        return Codes::unpack(src + chunk * Codes::chunk_bytes);
     }
 
 private:
     static i32x8 nearest(f32x8 x, float inverse) {
-        if constexpr (even) {
-            const f32x8 code = fma8(x, splat(inverse * (1.0f / unit)), splat(z + 0.5f));
-            return __builtin_convertvector(min8(max8(code, f32x8{}), splat(Codes::levels)), i32x8);
-        } else {
-            const f32x8 y = x * splat(inverse);
-            return -((y >= splat(-border)) + (y >= f32x8{}) + (y >= splat(border)));
-        }
-    }
-
-    static i32x8 numbers_of(i32x8 code) {
-        if constexpr (even) return code;
-        return 7 * code - (code >> 1);
-    }
-
-    LKV_INLINE static f32x8 number(u32x8 code) {
-#if defined(__AVX2__)
-        constexpr f32x8 of = {0.0f, 7.0f, 13.0f, 20.0f, 0.0f, 7.0f, 13.0f, 20.0f};
-        return _mm256_permutevar8x32_ps(of, std::bit_cast<__m256i>(code));
-#else
-        return to_f32(numbers_of(std::bit_cast<i32x8>(code)));
-#endif
+        const f32x8 code = fma8(x, splat(inverse * (1.0f / step)), splat(z + 0.5f));
+        return __builtin_convertvector(min8(max8(code, f32x8{}), splat(Codes::levels)), i32x8);
     }
 #endif
 };
+
+// Which segments of a row the scale of n5 … n1 is fitted to: has_middle, whether one of them has 3 to 5 bits.
+LKV_HD constexpr bool fits_scale(int bits, bool has_middle) { return has_middle ? bits >= 3 && bits <= 5 : bits <= 2; }
 
 }  // namespace lkv

@@ -1,4 +1,4 @@
-// What takes a state of other rows or regions into a cache (transcode.cpp).
+// Restores a state that has other row formats or regions than the cache (transcode.cpp).
 #pragma once
 
 #include <span>

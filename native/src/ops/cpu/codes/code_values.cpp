@@ -28,10 +28,10 @@ struct Headers {
     f32xw flat[n_vectors];   // minimum where the scale is 0
     bool any_flat = false;
 
-    // Of rows that have one scale; a minimum of 1 per scale stands for what all numbers have added.
-    explicit Headers(const TileRows& rows) {
+    // A segment of rows that have the scales; a minimum of 1 per scale stands for what is added to every code.
+    Headers(const TileRows& rows, const ScaledByRow& segment) {
         float scales[tile_slots];
-        row_scales(rows, scales);
+        row_scales(rows, segment.scale_at, scales);
         for (int v = 0; v < n_vectors; v++) {
             scale[v] = load_wide<f32xw>(scales + v * wide_lanes);
             ratio[v] = f32xw{} + 1.0f;
@@ -57,11 +57,11 @@ struct Headers {
 };
 
 // What the integers lose, they lose of scale · code + minimum, not of codes that are all positive: the minimum is weighed with them.
-void weigh(const Headers& of, const float* weights, int32_t* pairs, float& step, float& constant) {
+void weigh(const Headers& headers, const float* weights, int32_t* pairs, float& step, float& constant) {
     f32xw product[Headers::n_vectors];
     f32xw most{};
     for (int v = 0; v < Headers::n_vectors; v++) {
-        product[v] = load_wide<f32xw>(weights + v * wide_lanes) * of.scale[v];
+        product[v] = load_wide<f32xw>(weights + v * wide_lanes) * headers.scale[v];
         most = product[v] > most ? product[v] : most;
     }
     const float reach = wide_max(most);
@@ -71,16 +71,16 @@ void weigh(const Headers& of, const float* weights, int32_t* pairs, float& step,
     i32xw n[Headers::n_vectors];
     for (int v = 0; v < Headers::n_vectors; v++) {
         n[v] = __builtin_convertvector(fma_wide(product[v], inverse, f32xw{} + 0.5f), i32xw);
-        whole = fma_wide(__builtin_convertvector(n[v], f32xw), of.ratio[v], whole);
+        whole = fma_wide(__builtin_convertvector(n[v], f32xw), headers.ratio[v], whole);
     }
     for (int v = 0; v < Headers::n_vectors; v += 2) {
         store_wide(pairs + v * wide_lanes / 2, narrowed(n[v], n[v + 1]));
     }
     constant = wide_sum(whole) * step;
-    if (of.any_flat) {
+    if (headers.any_flat) {
         f32xw exact{};
         for (int v = 0; v < Headers::n_vectors; v++) {
-            exact = fma_wide(load_wide<f32xw>(weights + v * wide_lanes), of.flat[v], exact);
+            exact = fma_wide(load_wide<f32xw>(weights + v * wide_lanes), headers.flat[v], exact);
         }
         constant += wide_sum(exact);
     }
@@ -108,11 +108,10 @@ struct Lanes {
     }
 };
 
-// sums[r][vector][lane] = Σ n·number of R rows, V vectors from `first` on.
-template <class Codes, int B, int R, int V>
+// sums[r][vector][lane] = Σ n·code of R rows, V vectors from `first` on.
+template <int Bits, int B, int R, int V>
 LKV_INLINE void vector_sums(const Tile& tile, int first_row, int byte, int first,
-                            float (*sums)[Lanes<Codes::bits, B>::n_vectors][Lanes<Codes::bits, B>::N]) {
-    constexpr int Bits = Codes::bits;
+                            float (*sums)[Lanes<Bits, B>::n_vectors][Lanes<Bits, B>::N]) {
     using L = Lanes<Bits, B>;
     constexpr int N = L::N;
     constexpr uint32_t mask = Planes<Bits>::levels * 0x00010001u;
@@ -128,8 +127,7 @@ LKV_INLINE void vector_sums(const Tile& tile, int first_row, int byte, int first
             L::of_two(tile.rows.slot[2 * i] + offset, tile.rows.slot[2 * i + 1] + offset) >> (Bits * L::in_one * first);
         LKV_UNROLL
         for (int v = 0; v < V; v++) {
-            Wide<N> codes = (both >> (Bits * L::in_one * v)) & mask;
-            if constexpr (Codes::uneven) codes = uneven_numbers<N>(codes);
+            const Wide<N> codes = (both >> (Bits * L::in_one * v)) & mask;
             LKV_UNROLL
             for (int r = 0; r < R; r++) {
                 acc[r][v] = add_pairs<N>(acc[r][v], codes, tile.pairs[first_row + r][i]);
@@ -166,14 +164,13 @@ void add_sums(const float* sums, int n_bytes, float step, float constant, float*
     }
 }
 
-template <class Codes, int B, int R>
+template <int Bits, int B, int R>
 void byte_values(const Tile& tile, int first_row, int byte, int n_bytes, float* const* out) {
-    constexpr int Bits = Codes::bits;
     using L = Lanes<Bits, B>;
     constexpr int at_once = std::min(L::n_vectors, most_vectors);
     alignas(64) float sums[R][L::n_vectors][L::N];
     for (int v = 0; v < L::n_vectors; v += at_once) {
-        vector_sums<Codes, B, R, at_once>(tile, first_row, byte, v, sums);
+        vector_sums<Bits, B, R, at_once>(tile, first_row, byte, v, sums);
     }
     for (int r = 0; r < R; r++) {
         add_sums<Bits, B>(&sums[r][0][0], n_bytes, tile.step[first_row + r], tile.constant[first_row + r],
@@ -181,28 +178,28 @@ void byte_values(const Tile& tile, int first_row, int byte, int n_bytes, float* 
     }
 }
 
-template <class Codes, int R>
+template <int Bits, int R>
 void row_values(const Tile& tile, int first_row, int n_bytes, float* const* out) {
     for (int byte = 0; byte < n_bytes;) {
         const int left = n_bytes - byte;
         if (left >= wide_lanes) {
-            byte_values<Codes, wide_lanes, R>(tile, first_row, byte, wide_lanes, out);
+            byte_values<Bits, wide_lanes, R>(tile, first_row, byte, wide_lanes, out);
             byte += wide_lanes;
         } else if (left >= lanes) {
-            byte_values<Codes, lanes, R>(tile, first_row, byte, lanes, out);
+            byte_values<Bits, lanes, R>(tile, first_row, byte, lanes, out);
             byte += lanes;
         } else {
             // 2 bytes, of 16 codes of one bit: of the next two, which a row has, no channel is made
-            byte_values<Codes, 4, R>(tile, first_row, byte, std::min(left, 4), out);
+            byte_values<Bits, 4, R>(tile, first_row, byte, std::min(left, 4), out);
             byte += 4;
         }
     }
 }
 
-template <class Codes>
+template <int Bits>
 void segment_values(const Tile& tile, int width, float* const* out) {
     for_even_blocks<most_rows>(tile.n_rows, [&](auto rows, int r) {
-        row_values<Codes, decltype(rows)::value>(tile, r, width * Codes::bits / 8, out);
+        row_values<Bits, decltype(rows)::value>(tile, r, width * Bits / 8, out);
     });
 }
 
@@ -211,33 +208,30 @@ void segment_values(const Tile& tile, int width, float* const* out) {
 void coded_values(const RowLayout& layout, const GroupLayout& group, const TileRows& rows, ReadAhead& ahead, int n_rows,
                   const float* const* weights, float* const* out) {
     Tile tile(rows, n_rows);
-    const auto segments = segments_of(layout, group);
-    const bool scaled = is_scaled_by_row_of(segments.front());
-    float steps[max_coded_rows];  // of rows that have one scale
+    float steps[max_coded_rows];
     float sums[max_coded_rows];
-    if (scaled) {
-        const Headers headers(rows);
+    const auto weigh_all = [&](const Headers& headers) {
         for (int r = 0; r < n_rows; r++) weigh(headers, weights[r], tile.pairs[r], steps[r], sums[r]);
-    }
-    for (const SegmentLayout& segment : segments) {
-        tile.offset = codes_at(segment);
-        float* to[max_coded_rows];
-        for (int r = 0; r < n_rows; r++) to[r] = out[r] + segment.column - group.column;
-        if (scaled) {
-            const Levels levels = levels_of(segment.format);
-            for (int r = 0; r < n_rows; r++) {
-                tile.step[r] = steps[r] * levels.unit;
-                tile.constant[r] = sums[r] * levels.bottom;
-            }
-        } else {
-            const Headers headers(rows, segment.offset);
-            for (int r = 0; r < n_rows; r++) {
-                weigh(headers, weights[r], tile.pairs[r], tile.step[r], tile.constant[r]);
-            }
+    };
+    int weighed_at = -1;  // scales of rows that the weights are multiplied with
+    for (const SegmentLayout& segment : segments_of(layout, group)) {
+        const auto scaled = scaled_by_row(segment);
+        if (!scaled) {
+            weigh_all(Headers(rows, segment.offset));
+        } else if (scaled->scale_at != weighed_at) {
+            weigh_all(Headers(rows, *scaled));
+            weighed_at = scaled->scale_at;
         }
+        float* to[max_coded_rows];
+        for (int r = 0; r < n_rows; r++) {
+            to[r] = out[r] + segment.column - group.column;
+            tile.step[r] = scaled ? steps[r] * scaled->step : steps[r];
+            tile.constant[r] = scaled ? sums[r] * scaled->bottom : sums[r];
+        }
+        tile.offset = codes_at(segment);
         const int bytes = format_bytes(static_cast<Format>(segment.format), segment.width);
         for (int s = 0; s < tile_slots; s++) ahead.pull(bytes);
-        with_codes(segment.format, [&](auto codes) { segment_values<decltype(codes)>(tile, segment.width, to); });
+        with_bits(segment.format, [&](auto bits) { segment_values<decltype(bits)::value>(tile, segment.width, to); });
     }
 }
 

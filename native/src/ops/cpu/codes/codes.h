@@ -1,10 +1,11 @@
 // Products straight on integer codes, for rows whose segments are all q8, q4, q2 or q1, or all n8, n4, n2 or n1: what the converter's own
-// plans use. A code stands for a number, value = scale · number + offset; the numbers of n2 are not evenly apart. Both take 16-bit integers of the other factor, so that a pair of products is one instruction and exact:
+// plans use. Both take 16-bit integers of the other factor, so that a pair of products is one instruction and exact:
 //   code_scores.h   q · x          a lane is a slot
 //   code_values.h   Σ_t p_t x_t    a lane is a byte of codes
 #pragma once
 
 #include <algorithm>
+#include <optional>
 #include <span>
 #include <type_traits>
 
@@ -22,69 +23,58 @@ inline std::span<const SegmentLayout> segments_of(const RowLayout& layout, const
     return {layout.segments + group.first_segment, static_cast<size_t>(group.n_segments)};
 }
 
-// What a segment's codes are.
-template <int Bits, bool Uneven>
-struct Coded {
-    static constexpr int bits = Bits;
-    static constexpr bool uneven = Uneven;
-    static constexpr int top_number = Uneven ? NormalFormat<2>::top_number : Planes<Bits>::levels;
-};
-
-// Calls f with a value of the type of a format's codes. False: not one of these formats.
+// Calls f with the bits of a code as a constant. False: not one of these formats.
 template <class F>
-bool with_codes(int format, F&& f) {
+bool with_bits(int format, F&& f) {
     switch (static_cast<Format>(format)) {
         case Format::q8:
         case Format::n8:
-            f(Coded<8, false>{});
+            f(std::integral_constant<int, 8>{});
             return true;
         case Format::q4:
         case Format::n4:
-            f(Coded<4, false>{});
+            f(std::integral_constant<int, 4>{});
             return true;
         case Format::q2:
-            f(Coded<2, false>{});
-            return true;
         case Format::n2:
-            f(Coded<2, true>{});
+            f(std::integral_constant<int, 2>{});
             return true;
         case Format::q1:
         case Format::n1:
-            f(Coded<1, false>{});
+            f(std::integral_constant<int, 1>{});
             return true;
         default:
             return false;
     }
 }
 
-// Scale and offset of numbers, before the row's scale.
-struct Levels {
-    float unit;
+// A segment of a row that has the scales: where its own lies, and its levels, step · code + bottom, before the scale.
+struct ScaledByRow {
+    int scale_at;
+    float step;
     float bottom;
 };
-inline Levels levels_of(int format) {
-    Levels levels{1.0f, 0.0f};
-    with_format(static_cast<Format>(format), [&](auto f) {
-        using F = decltype(f);
-        if constexpr (is_scaled_by_row<F>) levels = {F::unit, F::bottom};
+inline std::optional<ScaledByRow> scaled_by_row(const SegmentLayout& segment) {
+    return with_format(static_cast<Format>(segment.format), [](auto f) -> std::optional<ScaledByRow> {
+        if constexpr (is_scaled_by_row<decltype(f)>) {
+            return ScaledByRow{f.scale_at, f.step, f.bottom};
+        } else {
+            return std::nullopt;
+        }
     });
-    return levels;
 }
 
-inline bool is_scaled_by_row_of(const SegmentLayout& segment) {
-    return format_scaled_by_row(static_cast<Format>(segment.format));
-}
-
-// Where a segment's codes begin in a row: where there are scale and minimum, behind them.
+// Where a segment's codes begin in a row: behind scale and minimum, if it has them.
 inline int codes_at(const SegmentLayout& segment) {
-    return segment.offset + (is_scaled_by_row_of(segment) ? 0 : AffineFormat<8>::codes_at);
+    const bool scaled = format_scaled_by_row(static_cast<Format>(segment.format));
+    return segment.offset + (scaled ? 0 : AffineFormat<8>::codes_at);
 }
 
 // Whether a group's segments are all of these formats.
 inline bool is_coded(const RowLayout& layout, const GroupLayout& group) {
     const auto segments = segments_of(layout, group);
     return !segments.empty() && std::all_of(segments.begin(), segments.end(), [](const SegmentLayout& segment) {
-        return segment.width <= max_coded_width && with_codes(segment.format, [](auto) {});
+        return segment.width <= max_coded_width && with_bits(segment.format, [](auto) {});
     });
 }
 
@@ -95,22 +85,6 @@ constexpr int channel_of(int byte, int plane) {
     if constexpr (Bits == 4) return 16 * (byte / 8) + byte % 8 + 8 * plane;
     if constexpr (Bits == 2) return 16 * (byte / 4) + byte % 4 + 4 * plane;
     return 8 * byte + plane;
-}
-
-// Bytes of codes that are 0 … 3, to the numbers of n2.
-template <int N>
-LKV_INLINE Wide<N> uneven_numbers(Wide<N> codes) {
-    static_assert(NormalFormat<2>::number_of(1) == 0x07 && NormalFormat<2>::number_of(2) == 0x0d &&
-                  NormalFormat<2>::number_of(3) == 0x14);
-    [[maybe_unused]] constexpr int32_t table = 0x140d0700;
-#if defined(LKV_AVX512)
-    if constexpr (N == 16) return (Wide<16>)_mm512_shuffle_epi8(_mm512_set1_epi32(table), (__m512i)codes);
-#endif
-#if defined(__AVX2__)
-    if constexpr (N == 8) return (Wide<8>)_mm256_shuffle_epi8(_mm256_set1_epi32(table), (__m256i)codes);
-#else
-    return 7u * codes - (codes >> 1 & 0x01010101u);  // no byte carries
-#endif
 }
 
 // Calls f with n, 1 … Most, as a constant.

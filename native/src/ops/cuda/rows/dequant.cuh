@@ -302,12 +302,12 @@ struct StockValue {
 };
 using StockReader = ChannelReader<StockValue>;
 
-// The level of a code in a row that has one scale. Called, as stock_value is.
+// The level of a code in a row that has scales. Called, as stock_value is.
 __device__ __noinline__ inline float level_at(int kind, const uint8_t* codes, int j) {
     switch (static_cast<Format>(kind)) {
 #define X(name, type)  \
     case Format::name: \
-        return fmaf(type::code(codes, j), type::unit, type::bottom);
+        return fmaf(type::code(codes, j), type::step, type::bottom);
         LKV_NORMAL_FORMATS(X)
 #undef X
         default:
@@ -477,7 +477,7 @@ __device__ __noinline__ inline float block_value(int kind, const uint8_t* block,
 #define X(name, type)  \
     case Format::name: \
         return type::value(block, pitch, src, width, channel);
-        LKV_BLOCK_FORMATS(X)
+        LKV_TOKEN_BLOCK_FORMATS(X)
 #undef X
         default:
             return 0.0f;
@@ -487,8 +487,8 @@ __device__ __noinline__ inline float block_value(int kind, const uint8_t* block,
 // The chunk of slot s in a tile of rows `pitch` bytes apart that begins with a block of tokens.
 __device__ inline void pairs_in_block(const uint8_t* rows, int s, int pitch, const Chunk& chunk, uint32_t (&out)[8]) {
     const uint8_t* const row = rows + s * pitch;
-    if (!format_in_blocks(static_cast<Format>(chunk.kind))) return pairs_of_chunk(row, chunk, out);
-    const uint8_t* const block = rows + s / block_slots * block_slots * pitch + chunk.codes;
+    if (!format_in_token_blocks(static_cast<Format>(chunk.kind))) return pairs_of_chunk(row, chunk, out);
+    const uint8_t* const block = rows + s / token_block_slots * token_block_slots * pitch + chunk.codes;
     const auto at = [&](int j) {
         return block_value(chunk.kind, block, pitch, row + chunk.codes, chunk.affine, chunk.odd + j);
     };
