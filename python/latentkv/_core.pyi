@@ -108,10 +108,13 @@ class Model:
     @property
     def n_params(self) -> int: ...
     @property
+    def gpu_obstacle(self) -> str:
+        """Why all layers run on the CPU whatever GPUs there are, or ""."""
+    @property
     def size_bytes(self) -> int: ...
     @property
     def factor_bytes(self) -> int:
-        """Of the tensors of latents, which a plain file does not have (docs/gguf.md, Tensors)."""
+        """Bytes of the factors, which a plain file does not have (docs/gguf.md, Tensors)."""
     @property
     def fingerprint(self) -> str:
         """16 hexadecimal digits of what the weights say, a sidecar's too: states belong to them."""

@@ -102,7 +102,7 @@ bool same_layout(const RowLayout& a, const RowLayout& b) {
     return same;
 }
 
-bool in_blocks(const RowLayout& layout) { return has_format(layout, format_in_blocks); }
+bool in_token_blocks(const RowLayout& layout) { return has_format(layout, format_in_token_blocks); }
 
 void write_row(const RowLayout& layout, const float* x, uint8_t* row) {
     if (has_row_scale(layout)) return write_scaled_row(segments(layout), x, row);

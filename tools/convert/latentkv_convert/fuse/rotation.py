@@ -25,9 +25,10 @@ def finished(
     alone."""
     result = []
     bases = bases or work.bases(layer, side, plan.group)
+    is_turned = work.spec.mla is not None and side == "k"  # channels that stay as RoPE leaves them
     for group, (basis, rank) in enumerate(zip(bases, plan.ranks, strict=True)):
         cut = basis.truncated(rank)
-        if work.rotate:
+        if work.rotate and not is_turned:
             rng = np.random.default_rng([work.seed, layer, SIDES.index(side), group])
             cut = fuse(cut, plan.segments[group], rng)
         if plan.one_scale:

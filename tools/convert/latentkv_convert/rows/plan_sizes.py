@@ -37,7 +37,8 @@ def side_row_bytes(spec: ModelSpec, plan: SidePlan, fmt: str | None, whole: bool
 def _layer_rows(spec: ModelSpec, plan: Plan, fmt: str | None) -> list[int]:
     """K and V of a token in every layer."""
     return [
-        sum(side_row_bytes(spec.at(index), layer.side(side), fmt) for side in SIDES) * spec.attends(index)
+        sum(side_row_bytes(spec.at(index).of_side(side), layer.side(side), fmt) for side in SIDES)
+        * spec.attends(index)
         for index, layer in enumerate(plan.layers)
     ]
 
@@ -61,9 +62,9 @@ def exact_bytes_per_token(spec: ModelSpec, plan: Plan, fmt: str) -> int:
         return (OF_VALUE if layer.k == OF_VALUE else FULL, FULL)
 
     return sum(
-        side_row_bytes(spec.at(index), side, fmt, whole=True)
+        side_row_bytes(spec.at(index).of_side(name), side, fmt, whole=True)
         for index in spec.attention_layers
-        for side in rows(index, plan.layers[index])
+        for name, side in zip(SIDES, rows(index, plan.layers[index]), strict=True)
     )
 
 

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from .. import native
-from ..ir import ModelSpec
+from ..ir import SIDES, ModelSpec
 from ..source.recurrent import DeltaNetSizes
 
 # Row formats of sink and recent tokens where a plan is free to choose, the widest first. q8 has one scale for
@@ -18,7 +18,8 @@ EXACT_FORMATS = ("f16", "q8_0")
 
 def exact_formats(spec: ModelSpec) -> tuple[str, ...]:
     """Those of EXACT_FORMATS that take a head, whose channels are one segment: q8_0 has blocks of 32."""
-    taken = all(spec.at(layer).head_dim % 32 == 0 for layer in range(spec.n_layer))
+    widths = (spec.at(layer).of_side(side).head_dim for layer in range(spec.n_layer) for side in SIDES)
+    taken = all(width % 32 == 0 for width in widths)
     return EXACT_FORMATS if taken else EXACT_FORMATS[:1]
 
 
@@ -90,13 +91,16 @@ class MiddleSlots:
         """Bytes of full K and V in f16."""
         shapes = [spec.at(layer) for layer in range(spec.n_layer)]
         held = zip(shapes, self.layers, strict=True)
-        return sum(2 * 2 * own.kv_width * n for own, n in held if not own.shares_kv)
+        return sum(2 * own.row_width * n for own, n in held if not own.shares_kv)
 
 
 def full_row_bytes(spec: ModelSpec, fmt: str, one_row: bool = False) -> int:
     """Full K and V of a token, of all layers; every head is a segment. one_row: V alone where it is what the
     key projection makes."""
     heads = [spec.at(layer) for layer in spec.attention_layers]
+    if spec.mla is not None:
+        row = sum(segment_bytes(fmt, n) for n in (spec.mla.n_rot, spec.mla.kv_rank))
+        return len(heads) * whole_words(row)
     sides = [(1 if one_row and own.value_of_key else 2) * (not own.shares_kv) for own in heads]
     rows = [whole_words(own.n_kv * segment_bytes(fmt, own.head_dim)) for own in heads]
     return sum(n * row for n, row in zip(sides, rows, strict=True))

@@ -1,12 +1,9 @@
 #include "ops/cpu/codes/code_values.h"
 
-#include "base/wide.h"
-
 namespace lkv {
 
 namespace {
 
-using Header = AffineFormat<8>;                       // of all these formats
 constexpr int most_rows = wide_lanes == 16 ? 10 : 5;  // at once, with most_vectors each: their sums stay in registers
 constexpr int most_vectors = 2;
 constexpr int n_pairs = tile_slots / 2;
@@ -30,6 +27,17 @@ struct Headers {
     f32xw ratio[n_vectors];  // of minimum and scale
     f32xw flat[n_vectors];   // minimum where the scale is 0
     bool any_flat = false;
+
+    // Of rows that have one scale; a minimum of 1 per scale stands for what is added to every code.
+    explicit Headers(const TileRows& rows) {
+        float scales[tile_slots];
+        row_scales(rows, scales);
+        for (int v = 0; v < n_vectors; v++) {
+            scale[v] = load_wide<f32xw>(scales + v * wide_lanes);
+            ratio[v] = f32xw{} + 1.0f;
+            flat[v] = f32xw{};
+        }
+    }
 
     Headers(const TileRows& rows, int offset) {
         uint32_t words[tile_slots];
@@ -200,19 +208,33 @@ void segment_values(const Tile& tile, int width, float* const* out) {
 void coded_values(const RowLayout& layout, const GroupLayout& group, const TileRows& rows, ReadAhead& ahead, int n_rows,
                   const float* const* weights, float* const* out) {
     Tile tile(rows, n_rows);
-    for (const SegmentLayout& segment : segments_of(layout, group)) {
-        tile.offset = segment.offset + Header::codes_at;
-        const Headers headers(rows, segment.offset);
+    const auto segments = segments_of(layout, group);
+    const bool scaled = is_scaled_by_row_of(segments.front());
+    float steps[max_coded_rows];  // of rows that have one scale
+    float sums[max_coded_rows];
+    if (scaled) {
+        const Headers headers(rows);
+        for (int r = 0; r < n_rows; r++) weigh(headers, weights[r], tile.pairs[r], steps[r], sums[r]);
+    }
+    for (const SegmentLayout& segment : segments) {
+        tile.offset = codes_at(segment);
         float* to[max_coded_rows];
-        for (int r = 0; r < n_rows; r++) {
-            to[r] = out[r] + segment.column - group.column;
-            weigh(headers, weights[r], tile.pairs[r], tile.step[r], tile.constant[r]);
+        for (int r = 0; r < n_rows; r++) to[r] = out[r] + segment.column - group.column;
+        if (scaled) {
+            const Levels levels = levels_of(segment.format);
+            for (int r = 0; r < n_rows; r++) {
+                tile.step[r] = steps[r] * levels.step;
+                tile.constant[r] = sums[r] * levels.bottom;
+            }
+        } else {
+            const Headers headers(rows, segment.offset);
+            for (int r = 0; r < n_rows; r++) {
+                weigh(headers, weights[r], tile.pairs[r], tile.step[r], tile.constant[r]);
+            }
         }
-        with_bits(segment.format, [&](auto bits) {
-            constexpr int Bits = decltype(bits)::value;
-            for (int s = 0; s < tile_slots; s++) ahead.pull(AffineFormat<Bits>::bytes(segment.width));
-            segment_values<Bits>(tile, segment.width, to);
-        });
+        const int bytes = format_bytes(static_cast<Format>(segment.format), segment.width);
+        for (int s = 0; s < tile_slots; s++) ahead.pull(bytes);
+        with_bits(segment.format, [&](auto bits) { segment_values<decltype(bits)::value>(tile, segment.width, to); });
     }
 }
 

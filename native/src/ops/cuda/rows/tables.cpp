@@ -23,7 +23,7 @@ struct ChunkPlace {
 };
 
 ChunkPlace place(Format format, int i, int width) {
-    if (format_in_blocks(format)) return {0, width, i * chunk_width};
+    if (format_in_token_blocks(format)) return {0, width, i * chunk_width};
     switch (format) {
         case Format::f16:
             return {32 * i, 0, 0};
@@ -99,9 +99,9 @@ GroupTable group_table(const RowLayout& row, const GroupLayout& group, int block
             chunk.kind = static_cast<uint8_t>(format);
             chunk.valid = static_cast<uint8_t>(valid);
             chunk.codes = offset16(segment.offset - begin + at.codes);
-            chunk.affine =
-                offset16(format_in_blocks(format) || format_scaled_by_row(format) ? at.affine
-                                                                                  : segment.offset - begin + at.affine);
+            chunk.affine = offset16(format_in_token_blocks(format) || format_scaled_by_row(format)
+                                        ? at.affine
+                                        : segment.offset - begin + at.affine);
             chunk.odd = static_cast<uint16_t>(at.odd);
             if (format == Format::f16 && valid < chunk_width) {
                 chunk.kind = kind_f16_part;

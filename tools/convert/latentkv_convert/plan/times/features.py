@@ -90,6 +90,8 @@ def of(heads: Heads, layer: LayerPlan) -> Features | None:
     """Counts of a layer as the file has it: ranks are the columns of its factors. None: the fast kernels do
     not take such rows."""
     k, v = layer.k, layer.v
+    if getattr(heads, "mla", None) is not None:
+        return None
     if k.path == "full" and v.path == "full":
         return full(heads)
     rebuilds = k.path == "rebuild"
