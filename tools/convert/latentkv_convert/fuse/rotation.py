@@ -60,8 +60,8 @@ def fuse(basis: Basis, widths: tuple[int, ...], rng: np.random.Generator) -> Bas
 
 
 def evened(basis: Basis, widths: tuple[int, ...], is_rotated: bool) -> Basis:
-    """Every channel divided by its spread, so that one scale serves a row. sigma has second moments before the
-    rotation, which leaves all channels of a segment their mean."""
+    """Every channel divided by its spread, so that one scale serves a row. sigma has second moments before
+    the rotation, which leaves all channels of a segment their mean."""
     moments = np.maximum(basis.sigma, 1e-6 * basis.sigma[0])
     if is_rotated:
         begins = np.cumsum((0, *widths[:-1]))

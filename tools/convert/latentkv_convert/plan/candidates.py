@@ -25,11 +25,11 @@ from ..work import KEEP_BYTES, Work
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Of segments with a scale and a minimum each. A row is at most four runs that a kernel walks one by one. All of
+# Segments with a scale and a minimum each: a row is at most four runs that a kernel walks one by one. All of
 # f16, q8, q6, q5 … q1 lose 7 % less on SmolLM2-135M at 14 % of f16 (KLD 0.0089, not 0.0096).
 FORMATS = ("q8", "q4", "q2", "q1", "none")
-# Of rows with one scale. Without n6 and n3, 28, 14 and 8.5 % of f16 have 26, 13 and 7 % more weighted error on
-# SmolLM2-135M; segments of 16 have 40 % more at 28 % and 4 to 6 % less below.
+# Rows with one scale. Without n6 and n3 the weighted error of SmolLM2-135M is 26, 13 and 7 % larger at 28, 14
+# and 8.5 % of f16; with segments of 16 it is 40 % larger at 28 % and 4 to 6 % smaller below.
 ROW_FORMATS = ("n8", "n6", "n4", "n3", "n2", "n1", "none")
 ROW_WIDTHS = (32,)
 
@@ -140,7 +140,8 @@ def tables(
         (moved(cached.rows[:, block]).double() @ moved(basis.down)).float()
         for block, basis in zip(blocks, bases, strict=True)
     ]
-    scale = row_scale(latents) if sizes.has_row_scale(formats) else None
+    one_scale = sizes.has_row_scale(formats)
+    scales = row_scales(latents, plan.segments[0], formats) if one_scale else {}
     found = []
     for index, (basis, block, latent) in enumerate(zip(bases, blocks, latents, strict=True)):
         fisher = cached.fisher[block, block]
@@ -149,16 +150,16 @@ def tables(
         up = moved(basis.up)
         metric = up @ moved(fisher) @ up.T
         widths = plan.segments[index]
-        distortion = torch.cat(
-            [
-                _nats(latent[:, part], metric[part, part], weight, n_segments, formats, scale)
-                for part, n_segments in runs(widths)
-            ]
-        )
+        columns, at = [], 0
+        for part, n_segments in runs(widths):
+            here = {name: scale[at : at + n_segments] for name, scale in scales.items()}
+            columns.append(_nats(latent[:, part], metric[part, part], weight, n_segments, formats, here))
+            at += n_segments
+        distortion = torch.cat(columns)
         # as a master file holds them: the same plan there
         kept = distortion.clamp_min(0).float().double().cpu().numpy()
         cost = np.array([[sizes.segment_bytes(fmt, n) for fmt in formats] for n in widths])
-        if scale is not None and index == 0:
+        if one_scale and index == 0:
             cost[0] += sizes.row_scale_bytes()  # a row has its first segment at least
         found.append(Table(cost, kept))
     return found
@@ -173,16 +174,23 @@ def importance(cached: CachedRows, fisher: F64, heads: slice, head_dim: int) -> 
     return np.asarray(weight / weight.mean(), dtype=np.float64)
 
 
-def row_scale(latents: Sequence[Tensor]) -> Tensor:
-    """[n, 1]"""
+def row_scales(latents: Sequence[Tensor], widths: Sequence[int], formats: Sequence[str]) -> dict[str, Tensor]:
+    """Scales [segments, n, 1] of rows by format, as far as they are known before formats are chosen: with
+    spanning ones for all segments up to this, with fitted ones for the leading half of the row."""
     import torch
 
-    return (
-        torch.cat([each[:, : each.shape[1] // 2] for each in latents], 1)
-        .square()
-        .mean(1, keepdim=True)
-        .sqrt()
-    )
+    from ..rows import quantizer
+
+    peaks = [
+        torch.stack([part.abs().amax(1, keepdim=True) for part in each.split(widths, 1)]) for each in latents
+    ]
+    spans = torch.stack(peaks).amax(0).cummax(0).values
+    leading = torch.cat([each[:, : max(1, each.shape[1] // 2)] for each in latents], 1)
+    power = leading.square().mean(1, keepdim=True).sqrt().expand_as(spans)
+    stored = [name for name in formats if name != "none"]
+    return {
+        name: spans / quantizer.outermost(name) if quantizer.is_spanned(name) else power for name in stored
+    }
 
 
 def _nats(
@@ -191,10 +199,10 @@ def _nats(
     weight: Tensor,
     n_segments: int,
     formats: Sequence[str],
-    scale: Tensor | None,
+    scales: Mapping[str, Tensor],
 ) -> Tensor:
-    """[segments, formats] f64 of latent [n, segments · width], metric of both sides' channels. scale [n, 1]:
-    of whole rows; None: segments have their own."""
+    """[segments, formats] f64 of latent [n, segments · width], metric of both sides' channels. scales
+    [segments, n, 1]: of whole rows, by format; none where segments have their own."""
     import torch
 
     from ..rows import quantizer
@@ -205,9 +213,9 @@ def _nats(
     own = blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1).float()  # [segments, width, width]
     columns = []
     for fmt in formats:
-        if scale is None:
-            error = exact - quantizer.stored(exact, fmt)
+        if fmt in scales:
+            error = exact - scales[fmt] * quantizer.levels(exact, scales[fmt], fmt)
         else:
-            error = exact - scale * quantizer.levels(exact, scale, fmt)
+            error = exact - quantizer.stored(exact, fmt)
         columns.append(0.5 * ((error @ own).mul_(error).sum(-1).double() @ weight) / len(weight))
     return torch.stack(columns, dim=1)

@@ -94,7 +94,8 @@ def add_arguments(parser: Any) -> None:
         "--scales",
         choices=("segment", "row"),
         default="segment",
-        help="what has a scale: every segment, with a minimum (default), or a whole row",
+        help="segment (default): every segment of a row has a scale and a minimum; row: a whole row has two "
+        "scales and no minima, which loses less at equal bytes",
     )
     parser.add_argument(
         "--segment",
