@@ -55,7 +55,7 @@ namespace {
 std::vector<HeadShape> read_heads(const GgufFile& file, const HParams& h) {
     const std::string dot = h.architecture + ".";
     if (h.has_mla()) {  // one head, whose values are in its key's row
-        return {static_cast<size_t>(h.n_layer), HeadShape{1, static_cast<int>(h.mla.row()), h.mla.n_rot}};
+        return {static_cast<size_t>(h.n_layer), HeadShape{1, static_cast<int>(h.mla.row()), h.mla.n_rot, h.n_head}};
     }
     std::vector<HeadShape> heads;
     for (int il = 0; il < h.n_layer; il++) {
@@ -75,9 +75,10 @@ std::vector<HeadShape> read_heads(const GgufFile& file, const HParams& h) {
             return static_cast<int>(value);
         };
         HeadShape shape;
-        shape.n_kv = within("attention.head_count_kv", 1, 4096, h.n_head);
-        if (h.n_head % shape.n_kv != 0) {
-            fail(dot + "attention.head_count_kv", "expected a divisor of the query heads ", h.n_head, "; got ",
+        shape.n_head = within("attention.head_count", 1, 4096, 0);
+        shape.n_kv = within("attention.head_count_kv", 1, 4096, shape.n_head);
+        if (shape.n_head % shape.n_kv != 0) {
+            fail(dot + "attention.head_count_kv", "expected a divisor of the query heads ", shape.n_head, "; got ",
                  shape.n_kv);
         }
         if (find("attention.key_length").first) {
@@ -87,10 +88,10 @@ std::vector<HeadShape> read_heads(const GgufFile& file, const HParams& h) {
                 fail(key, "expected the key length ", shape.head_dim, "; got ", *value_length);
             }
         } else {
-            if (h.n_embd % h.n_head != 0) {
+            if (h.n_embd % shape.n_head != 0) {
                 fail("gguf", "expected the key " + dot + "attention.key_length", "; got ", "none");
             }
-            shape.head_dim = h.n_embd / h.n_head;
+            shape.head_dim = h.n_embd / shape.n_head;
         }
         shape.n_rot = within("rope.dimension_count", 2, shape.head_dim, shape.head_dim);
         if (h.block.position == Position::rope && shape.n_rot % 2 != 0) {
@@ -119,10 +120,6 @@ float HParams::temperature(int position) const {
 float HParams::attention_scale(int il) const {
     return block.attention_scale != 0.0F ? block.attention_scale
                                          : 1.0F / std::sqrt(static_cast<float>(heads_of(il).head_dim));
-}
-
-bool HParams::has_equal_heads() const {
-    return std::all_of(heads.begin(), heads.end(), [this](const HeadShape& shape) { return shape == heads.front(); });
 }
 
 HParams read_hparams(const GgufFile& file) {
@@ -161,7 +158,12 @@ HParams read_hparams(const GgufFile& file) {
     h.n_ff = h.n_ffs.empty() ? 0 : h.n_ffs.front();
     h.n_embd_layer =
         of_layers("embedding_length_per_layer_input") ? need("embedding_length_per_layer_input", 0, 1 << 16) : 0;
-    h.n_head = need("attention.head_count", 1, 4096);
+    for (int il = 0; il < h.n_layer; il++) {
+        const std::string key = dot + "attention.head_count";
+        const int64_t n = find_layer_u32(file, key, h.n_layer, il).value_or(0);
+        if (n < 1 || n > 4096) fail(key, "expected a value from 1 to 4096; got ", n);
+        h.n_head = std::max(h.n_head, static_cast<int>(n));
+    }
     h.n_ctx_train = need("context_length", 1, 1 << 30);
     h.block = read_block(file, h);
     h.mla = read_mla(file, h.architecture);

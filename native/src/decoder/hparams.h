@@ -15,11 +15,12 @@
 
 namespace lkv {
 
-// K and V of a layer.
+// Heads of a layer.
 struct HeadShape {
     int n_kv = 0;  // KV heads
     int head_dim = 0;
-    int n_rot = 0;  // rotated dims of a head
+    int n_rot = 0;   // rotated dims of a head
+    int n_head = 0;  // query heads
 
     int width() const { return n_kv * head_dim; }
     bool operator==(const HeadShape&) const = default;
@@ -41,7 +42,7 @@ struct HParams {
     int n_ff_shared = 0;     // of the expert that every token has, where the file has one
     int n_dense_layers = 0;  // first layers without experts, whose FFNs are as wide as n_ffs says
     ExpertRouting routing;
-    int n_head = 0;
+    int n_head = 0;                // the most of a layer
     std::vector<HeadShape> heads;  // [n_layer]
     int n_ctx_train = 0;
     int n_vocab = 0;
@@ -59,7 +60,7 @@ struct HParams {
 
     const HeadShape& heads_of(int il) const { return heads[static_cast<size_t>(il)]; }
     float temperature(int position) const;
-    int width_q(int il) const { return n_head * heads_of(il).head_dim; }
+    int width_q(int il) const { return heads_of(il).n_head * heads_of(il).head_dim; }
     bool has_mla() const { return mla.kv_rank > 0; }
     // The layer whose K and V a layer reads, and whether it makes these itself.
     int rows_of(int il) const {
@@ -70,8 +71,6 @@ struct HParams {
     bool shares_rows() const { return n_layer > 0 && rows_of(n_layer - 1) != n_layer - 1; }  // in some layer
     // Factor of scores.
     float attention_scale(int il) const;
-    // Whether K and V of every layer have the same shape.
-    bool has_equal_heads() const;
     bool attends(int layer) const {
         return block.layers.empty() || block.layers[static_cast<size_t>(layer)].mixer == Mixer::attention;
     }

@@ -24,7 +24,7 @@ bool AttentionBranch::expands_keys(int il) const {
 }
 
 void AttentionBranch::describe(LatentAttnParams& p, int il) const {
-    p.n_head = h_.n_head;
+    p.n_head = h_.heads_of(il).n_head;
     p.n_kv = h_.heads_of(il).n_kv;
     p.head_dim = h_.has_mla() ? spec_of(il).mla_rank() : h_.heads_of(il).head_dim;
     p.k_group = p.v_group = 1;
@@ -155,6 +155,13 @@ ggml_tensor* AttentionBranch::attended(const Reads& reads, int il) {
     return out;
 }
 
+// x [head_dim, n_head, n_tokens] times the gate of each number, or of each head.
+ggml_tensor* AttentionBranch::gated(ggml_tensor* x, ggml_tensor* gate) const {
+    const bool of_heads = ggml_nelements(gate) == x->ne[1] * x->ne[2];
+    gate = ggml_cont_3d(ctx_, gate, of_heads ? 1 : x->ne[0], x->ne[1], x->ne[2]);
+    return ggml_mul(ctx_, x, h_.block.gate == Gate::softplus ? ggml_softplus(ctx_, gate) : ggml_sigmoid(ctx_, gate));
+}
+
 ggml_tensor* AttentionBranch::output(ggml_tensor* x, ggml_tensor* gate, int il) const {
     const LayerWeights& layer = weights_of(il);
     const HeadShape& heads = h_.heads_of(il);
@@ -164,13 +171,13 @@ ggml_tensor* AttentionBranch::output(ggml_tensor* x, ggml_tensor* gate, int il) 
     if (spec_of(kv).v_path == VPath::full) {
         x = ops_.rotate(x, from_.constants.hadamard_v);  // H is its own inverse
     } else if (ggml_tensor* const bias = weights_of(kv).attn_v_bias; bias != nullptr) {
-        x = ggml_reshape_4d(ctx_, x, hd, h_.n_head / heads.n_kv, heads.n_kv, n_tokens);
+        x = ggml_reshape_4d(ctx_, x, hd, heads.n_head / heads.n_kv, heads.n_kv, n_tokens);
         x = ggml_add(ctx_, x, ggml_reshape_3d(ctx_, bias, hd, 1, heads.n_kv));
     }
     if (h_.has_mla()) x = projections_.mla_values(x, layer);
-    x = ggml_reshape_2d(ctx_, x, hd * h_.n_head, n_tokens);
-    if (gate != nullptr) x = ggml_mul(ctx_, x, ggml_sigmoid(ctx_, ggml_cont_2d(ctx_, gate, x->ne[0], n_tokens)));
-    return ops_.linear(x, layer.attn_output, layer.attn_output_bias);
+    if (gate != nullptr) x = gated(x, gate);
+    return ops_.linear(ggml_reshape_2d(ctx_, x, hd * heads.n_head, n_tokens), layer.attn_output,
+                       layer.attn_output_bias);
 }
 
 ggml_tensor* AttentionBranch::build(ggml_tensor* x, int il) {

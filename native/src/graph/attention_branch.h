@@ -54,6 +54,7 @@ private:
     Reads read_cache(ggml_tensor* q, const Rows& rows, int il);
     Reads read_exact(ggml_tensor* q, const Rows& rows, const Heads& heads, int il);
     ggml_tensor* attended(const Reads& reads, int il);
+    ggml_tensor* gated(ggml_tensor* x, ggml_tensor* gate) const;
     ggml_tensor* output(ggml_tensor* attended, ggml_tensor* gate, int il) const;
 
     // Whether queries stay in their heads' space and E_q turns latents into keys. For many queries this is less work than products

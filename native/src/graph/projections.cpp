@@ -37,14 +37,14 @@ Heads Projections::packed(ggml_tensor* x, const LayerWeights& layer, const HeadS
         return ops_.held(ggml_cont(ctx_, ggml_view_3d(ctx_, qkv, shape.head_dim, heads, x->ne[1], width, qkv->nb[1],
                                                       static_cast<size_t>(first) * width)));
     };
-    return {cut(h_.n_head, 0), cut(shape.n_kv, h_.n_head), cut(shape.n_kv, h_.n_head + shape.n_kv)};
+    return {cut(shape.n_head, 0), cut(shape.n_kv, shape.n_head), cut(shape.n_kv, shape.n_head + shape.n_kv)};
 }
 
 // Queries, and what their projection makes beside them: per head Q and then the gate.
-void Projections::cut_gate(ggml_tensor* both, int64_t head_dim, Heads& heads) const {
-    const size_t width = static_cast<size_t>(head_dim) * sizeof(float);
+void Projections::cut_gate(ggml_tensor* both, const HeadShape& shape, Heads& heads) const {
+    const size_t width = static_cast<size_t>(shape.head_dim) * sizeof(float);
     const auto half = [&](size_t first) {
-        return ggml_view_3d(ctx_, both, head_dim, h_.n_head, both->ne[1], 2 * width, both->nb[1], first);
+        return ggml_view_3d(ctx_, both, shape.head_dim, shape.n_head, both->ne[1], 2 * width, both->nb[1], first);
     };
     heads.q = ops_.held(ggml_cont(ctx_, half(0)));
     heads.gate = half(width);
@@ -62,9 +62,9 @@ Heads Projections::apart(ggml_tensor* x, const LayerWeights& layer, const LayerC
     ggml_tensor* const k_bias = raw_keys(spec) ? raw_bias : layer.attn_k_bias;
     Heads found;
     if (h_.block.output_gate) {
-        cut_gate(ops_.held(ops_.linear(x, layer.attn_q, layer.attn_q_bias)), shape.head_dim, found);
+        cut_gate(ops_.held(ops_.linear(x, layer.attn_q, layer.attn_q_bias)), shape, found);
     } else {
-        found.q = project(layer.attn_q, layer.attn_q_bias, h_.n_head);
+        found.q = project(layer.attn_q, layer.attn_q_bias, shape.n_head);
     }
     if (layer.value_of_key) {
         found.v = project(layer.attn_k, nullptr, shape.n_kv);
@@ -85,6 +85,7 @@ Heads Projections::heads(ggml_tensor* x, int il) const {
     const bool raw = raw_keys(spec);
     Heads found =
         layer.attn_qkv != nullptr ? packed(x, layer, h_.heads_of(il)) : apart(x, layer, spec, h_.heads_of(il));
+    if (layer.attn_gate != nullptr) found.gate = ggml_mul_mat(ctx_, layer.attn_gate, x);
     if (layer.attn_q_norm_whole != nullptr) {
         found.q = normed_whole(found.q, layer.attn_q_norm_whole, nullptr);
     }

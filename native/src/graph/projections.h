@@ -14,7 +14,8 @@ struct Heads {
     ggml_tensor* q = nullptr;
     ggml_tensor* k = nullptr;
     ggml_tensor* v = nullptr;
-    ggml_tensor* gate = nullptr;  // of the output, before its sigmoid, not contiguous; null: there is none
+    // Of the output, before its sigmoid or softplus: of each number, not contiguous, or of heads [n_head, n_tokens]; null: there is none.
+    ggml_tensor* gate = nullptr;
 };
 
 class Projections {
@@ -52,7 +53,7 @@ public:
 private:
     Heads packed(ggml_tensor* x, const LayerWeights& layer, const HeadShape& shape) const;
     Heads mla_heads(ggml_tensor* x, const LayerWeights& layer, const LayerCacheSpec& spec, int il) const;
-    void cut_gate(ggml_tensor* both, int64_t head_dim, Heads& heads) const;
+    void cut_gate(ggml_tensor* both, const HeadShape& shape, Heads& heads) const;
     Heads apart(ggml_tensor* x, const LayerWeights& layer, const LayerCacheSpec& spec, const HeadShape& shape) const;
     // x [head_dim, heads, n_tokens], bias [head_dim·heads] or null
     ggml_tensor* with_bias(ggml_tensor* x, ggml_tensor* bias) const;

@@ -108,7 +108,7 @@ ggml_tensor* latent_attn_reference(ggml_context* ctx, AttentionNode& node, const
     const HParams& h = model.hparams();
     const LayerWeights& layer = model.layers()[static_cast<size_t>(node.layer)];
     const int n_kv = h.heads_of(node.layer).n_kv;
-    const int rep = h.n_head / n_kv;
+    const int rep = h.heads_of(node.layer).n_head / n_kv;
     std::vector<ProblemRows> problems;
     for (const bool full : {true, false}) {
         const std::optional<LatentAttnParams>& params = full ? node.full : node.latents;
@@ -128,7 +128,8 @@ ggml_tensor* latent_attn_reference(ggml_context* ctx, AttentionNode& node, const
 
     ggml_tensor* noise = nullptr;
     if (masses != nullptr && node.cache->placement().eviction()->policy().has_noise) {
-        noise = mass_noise(ctx, node, stored, inputs.n_slots, static_cast<int>(n_tokens), h.n_head);
+        noise =
+            mass_noise(ctx, node, stored, inputs.n_slots, static_cast<int>(n_tokens), h.heads_of(node.layer).n_head);
     }
     ggml_tensor* out = nullptr;  // [head_dim, heads so far, n_tokens]
     for (int j = 0; j < n_kv; j++) {

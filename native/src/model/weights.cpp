@@ -67,6 +67,7 @@ private:
     void load_projections();
     void load_value_projection();
     void load_head_norm(const char* role, int64_t n_heads, ggml_tensor*& of_each, ggml_tensor*& whole) const;
+    void load_gate();
     void load_sinks();
     void load_keys();
     void load_values();
@@ -111,7 +112,8 @@ void Loader::load_projections() {
     if (l_.value_of_key && (is_full_key() || spec_.key_of_value()) && l_.attn_k_bias != nullptr) {
         fail("gguf", "expected no bias of K, of which V is made; got a tensor ", blk_, "attn_k.bias");
     }
-    load_head_norm("attn_q_norm.weight", h_.n_head, l_.attn_q_norm, l_.attn_q_norm_whole);
+    load_gate();
+    load_head_norm("attn_q_norm.weight", heads_.n_head, l_.attn_q_norm, l_.attn_q_norm_whole);
     load_head_norm("attn_k_norm.weight", heads_.n_kv, l_.attn_k_norm, l_.attn_k_norm_whole);
     l_.attn_output = need("attn_output.weight", {wq, d});
     l_.attn_output_bias = optional("attn_output.bias", {d});
@@ -148,8 +150,16 @@ void Loader::load_head_norm(const char* role, int64_t n_heads, ggml_tensor*& of_
     }
 }
 
+// Of every head, or of each of its numbers.
+void Loader::load_gate() {
+    if (h_.block.gate == Gate::none) return;
+    const ggml_tensor* const found = tensors_.find(blk_ + "attn_gate.weight");
+    const bool of_heads = found != nullptr && found->ne[1] == heads_.n_head;
+    l_.attn_gate = need("attn_gate.weight", {h_.n_embd, of_heads ? heads_.n_head : wq_});
+}
+
 void Loader::load_sinks() {
-    l_.attn_sinks = optional("attn_sinks.weight", {h_.n_head});
+    l_.attn_sinks = optional("attn_sinks.weight", {heads_.n_head});
     if (l_.attn_sinks == nullptr) return;
     l_.sinks = to_floats(l_.attn_sinks);
     if (spec_.v_path == VPath::latent && l_.attn_v_bias != nullptr) {

@@ -36,6 +36,7 @@ struct LayerWeights {
     ggml_tensor* attn_sinks = nullptr;         // [n_head], sink logits
     ggml_tensor* attn_output = nullptr;        // [n_head·head_dim, n_embd]
     ggml_tensor* attn_output_bias = nullptr;
+    ggml_tensor* attn_gate = nullptr;       // [n_embd, n_head] or [n_embd, n_head·head_dim], block.gate
     ggml_tensor* attn_post_norm = nullptr;  // [n_embd], norm of the branch's output
 
     ggml_tensor* attn_k_a = nullptr;  // [n_embd, Σ rank_k]

@@ -34,6 +34,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
     ("mistral", {}),
     ("mistral3", {}),
+    ("laguna", {}),
+    ("laguna", {"gating": "per-element", "layer_types": None, "num_attention_heads_per_layer": None}),
     ("qwen2", {}),
     ("qwen3", {}),
     ("qwen3_moe", {}),

@@ -48,6 +48,7 @@ class BlockSpec:
     value_norm: bool = False  # V of a head is divided by its root mean square
     value_of_key: bool = False  # V of a layer without attn_v is what attn_k makes
     mixers: tuple[str, ...] | None = None  # per layer, what mixes tokens; None: attention in all
+    gate: str = "none"  # of attention's output, made by attn_gate: of every head, or of each number
     output_gate: bool = False  # attn_q has a gate of as many rows behind each head; see docs/gguf.md
 
     def said(self) -> dict[str, Any]:
@@ -67,11 +68,12 @@ class LayerRope:
 
 @dataclass(frozen=True)
 class HeadShape:
-    """K and V of one layer."""
+    """Heads of one layer."""
 
     n_kv: int
     head_dim: int
     n_rot: int  # rotated dimensions of a head
+    n_head: int  # query heads
     value_of_key: bool = False  # V is what the key projection makes
     shares_kv: bool = False  # it has no K and V: it reads an earlier layer's
 
@@ -136,8 +138,8 @@ class TensorRole:
 class ModelSpec:
     """A decoder as numbers. `keys` are stock GGUF keys without the architecture prefix.
 
-    Where layers differ (`heads`), n_kv, head_dim and n_rot are those of most, and what concerns a layer asks
-    `at(layer)`.
+    Where layers differ (`heads`), n_kv, head_dim and n_rot are those of most, n_head is the largest, and what
+    concerns a layer asks `at(layer)`.
     """
 
     gguf_arch: str
@@ -167,7 +169,7 @@ class ModelSpec:
     mla: Mla | None = None
 
     def at(self, layer: int) -> ModelSpec:
-        """The model as this layer sees it: with its own n_kv, head_dim and n_rot."""
+        """The model as this layer sees it: with its own heads."""
         return self._by_shape[self.heads[layer]] if self.heads else self
 
     @cached_property

@@ -117,7 +117,7 @@ void attach_keys(Layer& layer, const Model& model, const LayerCacheSpec& spec, c
 
 int most_counters(const HParams& h) {
     int most = 0;
-    for (const HeadShape& heads : h.heads) most = std::max(most, merge_counters(h.n_head, heads.n_kv));
+    for (const HeadShape& heads : h.heads) most = std::max(most, merge_counters(heads.n_head, heads.n_kv));
     return most;
 }
 

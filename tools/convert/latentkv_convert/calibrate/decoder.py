@@ -232,8 +232,16 @@ class Layer(nn.Module):
                 enable_gqa=self.spec.n_kv != self.spec.n_head,
             )
         heads = mixed.transpose(1, 2).flatten(2)
+        if self.spec.block.gate != "none":
+            heads = self._gated(heads, self.get_submodule("attn_gate")(x))
         output: Tensor = self.attn_output(heads if gate is None else heads * gate.sigmoid())
         return output
+
+    def _gated(self, heads: Tensor, gate: Tensor) -> Tensor:
+        """[n, T, w] times the gate of each number, or of each head."""
+        opened = functional.softplus(gate) if self.spec.block.gate == "softplus" else gate.sigmoid()
+        parts = (x.unflatten(-1, (self.spec.n_head, -1)) for x in (heads, opened))
+        return next(parts).mul(next(parts)).flatten(2)
 
     def heads(self, side: str, rows: Tensor, watch: Watch = unwatched) -> Tensor:
         """A projection's output [n, T, w] -> [n, heads, T, head_dim] before RoPE."""

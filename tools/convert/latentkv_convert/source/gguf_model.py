@@ -193,6 +193,9 @@ def _check_tensors(parts: GgufParts, spec: ModelSpec, where: str) -> None:
         raise ConvertError(where, "attn_qkv and attn_gate in recurrent layers", older, "get a newer file")
     for name, shape in expected.items():
         got = parts.info(name).shape
+        is_wide = name.endswith("attn_gate.weight") and spec.block.gate != "none"  # of each number
+        if is_wide and got == (shape[0] * spec.head_dim, spec.n_embd):
+            continue
         if got != shape and not ("shexp" in name and got == (1, *shape)):
             raise ConvertError(f"{where}: {name}", f"shape {list(shape)}", str(list(got)))
     known = {*expected, *spec.extra_tensors, *behind(parts, spec)}
@@ -226,6 +229,7 @@ def _shape(spec: ModelSpec, role: str, layer: int = 0) -> tuple[int, ...]:
         "position_embd": spec.n_ctx,
         "attn_q_norm": spec.q_width if spec.whole_norms else spec.head_dim,
         "attn_k_norm": spec.kv_width if spec.whole_norms else spec.head_dim,
+        "attn_gate": spec.n_head,
         "attn_sinks": spec.n_head,
         "layer_output_scale": 1,
         "inp_gate": brought,

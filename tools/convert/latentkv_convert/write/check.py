@@ -43,7 +43,8 @@ def check_heads(spec: ModelSpec, method: str, follows: bool) -> None:
     if spec.heads and not follows:
         shapes = sorted({(shape.n_kv, shape.head_dim) for shape in spec.heads})
         got = " and ".join(f"{n_kv} x {head_dim}" for n_kv, head_dim in shapes)
-        wanted = f"waterfill or none, as KV heads differ between layers ({got})"
+        of = f"KV heads differ between layers ({got})" if len(shapes) > 1 else "heads differ between layers"
+        wanted = f"waterfill or none, as {of}"
         raise ConvertError("--method", wanted, method)
 
 
