@@ -85,7 +85,6 @@ Plan warm_up_plan(const Plan& plan, int items, int parts) {
     Plan of = plan;
     of.items = items;
     of.n_split = std::min(plan.n_split, parts);
-    of.late_parts = 0;
     return of;
 }
 

@@ -57,14 +57,13 @@ struct Request {
     int beside = 0;  // multiprocessors that another problem's kernel takes at the same time
 };
 
-// B of K on the host, and how keys are turned.
+// B of K on the host, and which dimensions are turned.
 struct KeyFactor {
     const float* k_b;  // [n_kv, rank, head_dim]
     int n_kv, rank, head_dim;
-    int k_blocks, v_blocks;
+    int k_blocks;
     int n_rot;
     bool neox;
-    const std::vector<uint64_t>& phases;
 };
 
 struct Kernel {
@@ -86,8 +85,8 @@ struct Kernel {
     size_t (*sums_floats)(const Plan& plan) = nullptr;
     // Attention in a few thread blocks, see warm_up() in attend.h.
     std::optional<Plan> (*warm_up)(const Plan& plan) = nullptr;
-    // K's factor in the order that the kernel reads. Empty: this device or shape has no use for it.
-    std::vector<uint32_t> (*pack_keys)(const KeyFactor& factor, const Device& device) = nullptr;
+    // K's factor in the order that the kernel reads.
+    std::vector<uint32_t> (*pack_keys)(const KeyFactor& factor) = nullptr;
     // For tests: smaller tiles and fewer of them ahead, as far as the kernel takes these.
     void (*shrink)(Plan& plan, int tile, int stages) = nullptr;
 };

@@ -14,7 +14,7 @@
 #include "ops/cuda/gpu/chain.cuh"
 #include "ops/cuda/gpu/cluster.cuh"
 #include "ops/cuda/gpu/mma.cuh"
-#include "ops/cuda/gpu/pair.cuh"
+#include "ops/cuda/gpu/cluster.cuh"
 #include "ops/cuda/softmax/halve.cuh"
 #include "ops/cuda/softmax/parts.cuh"
 

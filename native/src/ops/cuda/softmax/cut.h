@@ -14,7 +14,6 @@ struct Cut {
     int32_t unit;         // KV heads of one work item, which share their K group and their V group
     int32_t tile;         // slots of a tile
     int32_t n_split;      // parts of the sequence, at most
-    int32_t late_parts;   // 1: the last of n_split parts starts late, see Parts
     int32_t least_tiles;  // tiles that are worth a part
     int32_t shrinks;  // 1: where there are fewer than enough_parts the tiles become smaller, down to least_shrunk_tile
     int32_t halves;   // 1: of a short cache two thread blocks take half the query rows of a part each
