@@ -17,15 +17,11 @@ namespace lkv::cuda {
 
 struct Kernel;
 
-// Who merges the parts of a launch: the kernel itself, or softmax/combine.cu in one of two ways.
-enum class Merge { by_kernel, rows, heads };
-
 // A problem and how a kernel cuts the work. The kernel's own plan is known to its folder alone.
 struct Plan : CutProblem {
     const Kernel* kernel = nullptr;
     const uint32_t* packed = nullptr;  // what the kernel made of K's factor (Kernel::pack_keys), on the device
-    Merge merge = Merge::rows;
-    int32_t items = 0;  // work items that are launched
+    int32_t items = 0;                 // work items that are launched
     int32_t chunk =
         0;  // slots that are taken at once, a multiple of chunk_step; launches then depend on `context`. 0: all
     int32_t context = 0;  // slots of the tiles in use, at least; set before a launch

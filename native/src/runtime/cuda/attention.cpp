@@ -45,7 +45,7 @@ PartBytes Attention::prepare(const Graph& graph, cudaStream_t stream) {
             hold(of[full ? 1 : 0], *args);
             if (layer.sinks.logits != nullptr) {
                 const CutProblem alone = only_sinks(*args);
-                sinks.hold(parts_floats(alone, Merge::rows), partial_ml_floats(alone));
+                sinks.hold(parts_floats(alone), partial_ml_floats(alone));
             }
             if (full && args->n_tokens > small_batch) own_tokens = args->n_tokens;
             if (args->chunk == 0) {

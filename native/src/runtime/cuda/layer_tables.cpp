@@ -158,8 +158,7 @@ void LayerTables::attach_shared(const Model& model, const Ropes& ropes, const Gr
 }
 
 void LayerTables::attach_layer(const Model& model, const KvCache& cache, const LayerCacheSpec& spec,
-                               const RopeTables& rope, const StepInputs& inputs, int il,
-                               int row_layer) {
+                               const RopeTables& rope, const StepInputs& inputs, int il, int row_layer) {
     const LayerWeights& weights = model.layers()[static_cast<size_t>(il)];
     Layer& layer = (*this)[row_layer];
     layer.splits = cache.rows().is_full(0, row_layer);

@@ -14,7 +14,7 @@
 #include "ops/cuda/gpu/device_memory.h"
 #include "ops/cuda/rows/rows.h"
 #include "ops/cuda/rows/tables.h"
-#include "ops/cuda/softmax/combine.h"
+#include "ops/cuda/softmax/merge.h"
 #include "runtime/cuda/step_inputs.h"
 
 namespace lkv::cuda {

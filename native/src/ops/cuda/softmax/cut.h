@@ -7,8 +7,8 @@
 
 namespace lkv::cuda {
 
-// Results, or parts that are merged with another problem's; or results, and beside them the parts' maxima and sums of weights.
-enum class Leaves : int32_t { results, parts, results_and_maxima };
+// Results, or parts that are merged with another problem's.
+enum class Leaves : int32_t { results, parts };
 
 struct Cut {
     int32_t unit;         // KV heads of one work item, which share their K group and their V group
@@ -28,8 +28,6 @@ struct Cut {
 struct CutProblem : Problem, Cut {};
 
 constexpr int most_parts = 132;
-// Wider latents V are merged and multiplied with B_v by more than one thread block a head.
-constexpr int widest_merged_by_one = 128;
 constexpr int least_shrunk_tile = 32;  // slots
 constexpr int enough_parts = 64;
 

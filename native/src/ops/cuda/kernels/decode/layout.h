@@ -29,10 +29,6 @@ LKV_HD constexpr int decode_blocks(int k_blocks, int v_blocks) {
     return blocks <= 1 ? 1 : (blocks <= 2 ? 2 : 4);
 }
 LKV_HD inline int decode_blocks(const Problem& p) { return decode_blocks(p.k_blocks, p.v_blocks); }
-// Whether the decode kernel leaves its parts to softmax/combine.cu: one thread block an item would read all of B_v, 3.7 us of 128 channels
-// for two heads at any depth. Kernels for 64 channels multiply themselves: a whole decode step gains 2.5 % from one more launch at depth
-// 4096 and loses as much at depth 0.
-LKV_HD inline bool merges_apart(const Problem& p) { return p.v_b != nullptr && decode_blocks(p) > 1; }
 constexpr int decode_static_bytes = 64;  // at most, beside DecodeLayout
 constexpr int decode_rows = 8;           // query rows of the decode kernel: the columns of a tensor-core tile
 
@@ -58,16 +54,6 @@ struct RebuildLayout {
           angles(angle_span * 8 * angle_pitch(plane_tiles)) {}
     LKV_HD int total() const { return queries + extras + angles; }
 };
-
-// What a decode kernel needs at the end of a part: `maxima` bytes and `slices` times the sums of all rows, then the parts' weights and
-// merged sums (finish.cuh).
-LKV_HD inline int end_part_bytes(const CutProblem& p, int maxima, int slices) {
-    const int rows = p.n_tokens * p.unit * (p.n_head / p.n_kv);
-    const int pitch = (64 * decode_blocks(p) + 8) * 4;
-    const int merge = maxima + slices * rows * pitch;
-    const int parts = round_up(rows * p.n_split, 4) * 4 + rows * pitch;
-    return merge > parts ? merge : parts;
-}
 
 struct DecodePlan {
     int32_t warps;    // of a thread block, `tile` slots each
@@ -109,7 +95,9 @@ struct DecodeLayout {
     LKV_HD int common() const { return groups + chunks + queries + factor + tables.total(); }
     LKV_HD int total(const DecodeArgs& p) const {
         const int all = common() + p.warps * own;
-        const int end = end_part_bytes(p, (p.warps + 1) * decode_rows * 8, p.warps);
+        // the warps' sums meet where the tiles were
+        const int rows = p.n_tokens * p.unit * (p.n_head / p.n_kv);
+        const int end = (p.warps + 1) * decode_rows * 8 + p.warps * rows * (64 * decode_blocks(p) + 8) * 4;
         return all > end ? all : end;
     }
 };

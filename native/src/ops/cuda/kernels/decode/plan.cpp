@@ -65,7 +65,6 @@ const char* take(const Request& request, Plan& a) {
         if (DecodeLayout(args).total(args) > room) continue;
         a.least_tiles = 2 * n_warps;
         a.n_split = decode_parts(a, request.capacity, device.n_multiprocessors * choice.resident);
-        a.merge = request.params.v_b != nullptr && decode_blocks(a) > 1 ? Merge::heads : Merge::by_kernel;
         return nullptr;
     }
     return "no tile fits shared memory";
