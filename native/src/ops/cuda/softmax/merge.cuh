@@ -124,7 +124,7 @@ struct MergeBlock {
     using Element = typename Channels::Element;
     static constexpr int width = 64 * Per;
     static constexpr int per_lane = width / 8;
-    static constexpr int ahead = 6;
+    static constexpr int ahead = Per == 4 ? 2 : 6;  // parts that are on their way at once, as far as registers go
     using Factor = __half2[per_lane];
 
     const Args& p;
