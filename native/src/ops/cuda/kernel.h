@@ -43,7 +43,6 @@ private:
     unsigned char own_[128] = {};
 };
 constexpr int chunk_step = 128;
-constexpr int most_head_dim = 512;  // of any kernel
 
 // What a plan is made for.
 struct Request {

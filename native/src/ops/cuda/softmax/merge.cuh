@@ -23,7 +23,6 @@ namespace lkv::cuda {
 
 constexpr int merge_threads = 512;
 constexpr int merged_rows = 4;
-constexpr int most_merge_dims = 256;
 
 // What becomes of the latent's channels: thread blocks share them out; a thread block has all of them, one block after the other; or there
 // is no latent, and they are the result's.
@@ -111,8 +110,8 @@ struct MergeShared {
     float shares[merged_rows][Joins ? most_parts : 1];  // of the full rows' parts, normalised
     int full_rows[merged_rows];
     float4 z[64 * Per];  // merged: of a channel its rows
-    float
-        results[merged_rows * most_merge_dims + 16];  // sent by each block in turn, rounded up; or of the blocks so far
+    // sent by each block in turn, rounded up; or of the blocks so far
+    float results[merged_rows * most_head_dim + largest_cluster];
     uint64_t arrived;
     bool last;
 };
