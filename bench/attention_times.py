@@ -24,8 +24,9 @@ import numpy as np
 
 import record
 from gpu import cuda
-from inputs import random_model
-from inputs.random_model import Shape, Side
+from inputs import random_model, random_rows
+from inputs.random_rows import Side
+from inputs.random_shapes import SHAPES, Shape
 from latentkv import _core
 from latentkv_convert.ir import LayerPlan
 from latentkv_convert.plan.times import gpu_file
@@ -81,12 +82,12 @@ class Spec:
         return f"{self.shape}, {self.share} %, {self.prefer}, groups of {self.group}"
 
     def sizes(self) -> Shape:
-        return replace(random_model.SHAPES[self.shape], n_layer=self.n_layer, n_vocab=N_VOCAB)
+        return replace(SHAPES[self.shape], n_layer=self.n_layer, n_vocab=N_VOCAB)
 
     def sides(self) -> tuple[Side, Side]:
         if self.share is None:
-            return random_model.sides_of("full/full", self.sizes())
-        return random_model.planned(self.share, self.prefer, self.group)
+            return random_rows.sides_of("full/full", self.sizes())
+        return random_rows.planned(self.share, self.prefer, self.sizes(), self.group)
 
 
 def step_times(path: Path, full: bool, depths: tuple[int, ...], ubatch: int) -> Iterator[tuple[int, float]]:

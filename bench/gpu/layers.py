@@ -23,7 +23,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
 
-from inputs import random_model
+from inputs import random_model, random_rows
+from inputs.random_shapes import SHAPES
 from record import RESULTS, Column, save
 
 COLUMNS = [
@@ -124,8 +125,8 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.gguf"
-        shape = random_model.SHAPES["8b"]
-        pair = random_model.planned("14", "speed", random_model.CHOSEN_GROUPS["8b"])
+        shape = SHAPES["8b"]
+        pair = random_rows.planned("14", "speed", shape, random_rows.chosen_group("8b"))
         random_model.write(shape, path, pair, "14%", 1)
         run(args, path, f"{shape.name}'s shape, random Q4_0 weights, rows of 14 %")
 

@@ -19,7 +19,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
 
 from gpu import cuda
-from inputs import random_model
+from inputs import random_model, random_rows
+from inputs.random_shapes import SHAPES
 from latentkv import _core
 from record import RESULTS, Column, save
 
@@ -48,16 +49,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("shapes", help=f"of {', '.join(random_model.SHAPES)}, with commas between")
+    parser.add_argument("shapes", help=f"of {', '.join(SHAPES)}, with commas between")
     parser.add_argument("--depth", type=int, default=6144, help="tokens of a sequence (default 6144)")
     parser.add_argument("--save", metavar="NAME", help="bench/results/NAME.json")
     args = parser.parse_args()
     rows = []
     for name in args.shapes.split(","):
-        shape = random_model.SHAPES[name]
-        default = random_model.planned("14", "speed", random_model.CHOSEN_GROUPS.get(name, 8))
+        shape = SHAPES[name]
+        default = random_rows.planned("14", "speed", shape, random_rows.chosen_group(name))
         for cache, kv, sides in (
-            ("full f16", "f16", random_model.sides_of("full/full", shape)),
+            ("full f16", "f16", random_rows.sides_of("full/full", shape)),
             ("default file, 14 %", "", default),
         ):
             with tempfile.TemporaryDirectory() as folder:

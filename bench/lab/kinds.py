@@ -141,7 +141,7 @@ class Kinds:
 
 
 def compare(rows: list[dict[str, Any]]) -> None:
-    """Of every row the largest quotient by the least of a column."""
+    """Adds to every row the largest of its ratios to the best value of a column."""
     measured = [row for row in rows if row["mean"] is not None]
     for row in measured:
         row["worst"] = max(

@@ -49,6 +49,6 @@ class Claim:
 @dataclass(frozen=True)
 class Paper:
     name: str
-    shape: str  # of random_model.SHAPES
+    shape: str  # of random_shapes.SHAPES
     claims: tuple[Claim, ...]
     n_layer: int = 0  # 0: all; fewer where the model does not fit, and then steps say nothing

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from gpu import cuda
-from inputs import random_model
+from inputs import random_model, random_rows
+from inputs.random_shapes import SHAPES
 from latentkv import _core
 from papers.case import DEFAULT, FULL, QUANTITIES, Cache, Claim, Paper
 from record import RESULTS, Column, save
@@ -39,7 +40,7 @@ COLUMNS = [
 
 @dataclass(frozen=True)
 class Measured:
-    """Of one cache at one length and batch; seconds and bytes."""
+    """Seconds and bytes of one cache at one length and batch."""
 
     empty: float  # a step on an empty cache
     step: float
@@ -84,7 +85,7 @@ def measured(model: _core.Model, cache: Cache, lengths: Sequence[int], batch: in
 
 def measure(paper: Paper, folder: Path) -> list[dict[str, Any]]:
     """A row a claim."""
-    shape = random_model.SHAPES[paper.shape]
+    shape = SHAPES[paper.shape]
     shape = replace(shape, n_layer=paper.n_layer or shape.n_layer)
     batches = sorted({claim.batch for claim in paper.claims})
     found: dict[tuple[Cache, int, int], Measured] = {}
@@ -92,9 +93,9 @@ def measure(paper: Paper, folder: Path) -> list[dict[str, Any]]:
         path = folder / "model.gguf"
         share = sides.removesuffix("%")
         pair = (
-            random_model.planned(share, "speed", random_model.CHOSEN_GROUPS.get(paper.shape, 8))
+            random_rows.planned(share, "speed", shape, random_rows.chosen_group(paper.shape))
             if share != sides
-            else random_model.sides_of(sides, shape)
+            else random_rows.sides_of(sides, shape)
         )
         random_model.write(shape, path, pair, sides, 1)
         model = _core.Model(str(path), n_gpu_layers=99)
@@ -147,7 +148,7 @@ def main(description: str | None) -> int:
         paper: Paper = importlib.import_module(f"papers.{name}").PAPER
         with tempfile.TemporaryDirectory() as folder:
             rows = measure(paper, Path(folder))
-        shape = random_model.SHAPES[paper.shape]
+        shape = SHAPES[paper.shape]
         layers = f", {paper.n_layer} layers" if paper.n_layer else ""
         note = f"{gpu}; {shape.name}'s shape{layers}, random Q4_0 weights; full f16 rows: flash decoding."
         command = f"python bench/papers.py {name}"

@@ -10,18 +10,19 @@ namespace {
 template <class T, class F>
 T of_type(Format format, T none, F&& f) {
     if (format == Format::none) return none;
-    return format_in_blocks(format) ? with_block_format(format, f) : with_format(format, f);
+    return format_in_token_blocks(format) ? with_token_block_format(format, f) : with_format(format, f);
 }
 
 // Whole chunks of 16 go through vectors; only formats without a scale can have a remainder.
 template <class F>
-void decode_segment(const uint8_t* src, int width, float* dst) {
+void decode_segment(const uint8_t* row, int offset, int width, float* dst) {
     constexpr int chunks_per_block = F::block / chunk_width;
-    Affine a = F::affine(src, 0);
+    const uint8_t* const src = row + offset;
+    Affine a = affine_of<F>(row, offset, 0);
     const int n_chunks = width / chunk_width;
     for (int chunk = 0; chunk < n_chunks; chunk++) {
         if constexpr (chunks_per_block > 0) {
-            if (chunk % chunks_per_block == 0) a = F::affine(src, chunk / chunks_per_block);
+            if (chunk % chunks_per_block == 0) a = affine_of<F>(row, offset, chunk / chunks_per_block);
         }
         f32x16 v = F::codes(src, chunk);
         if constexpr (F::quantized) {
@@ -45,7 +46,7 @@ const char* format_name(Format format) {
     case Format::name: \
         return #name;
             LKV_ROW_FORMATS(X)
-            LKV_BLOCK_FORMATS(X)
+            LKV_TOKEN_BLOCK_FORMATS(X)
 #undef X
         case Format::last_retired:
             break;
@@ -75,7 +76,7 @@ bool format_is_fitted(Format format) {
         if constexpr (requires { decltype(f)::is_fitted; }) {
             return bool{decltype(f)::is_fitted};
         } else {
-            return false;
+            return is_scaled_by_row<decltype(f)>;
         }
     });
 }
@@ -103,13 +104,13 @@ Format format_of_rows(Format format) {
     }
 }
 
-void read_segment(Format format, const uint8_t* src, int width, float* dst) {
-    with_format(format, [=](auto f) { decode_segment<decltype(f)>(src, width, dst); });
+void read_segment(Format format, const uint8_t* row, int offset, int width, float* dst) {
+    with_format(format, [=](auto f) { decode_segment<decltype(f)>(row, offset, width, dst); });
 }
 
-void read_block_segment(Format format, const uint8_t* block, int64_t stride, const uint8_t* src, int width,
-                        float* dst) {
-    with_block_format(format, [=](auto f) {
+void read_token_block_segment(Format format, const uint8_t* block, int64_t stride, const uint8_t* src, int width,
+                              float* dst) {
+    with_token_block_format(format, [=](auto f) {
         using F = decltype(f);
         for (int chunk = 0; chunk < width / chunk_width; chunk++) {
             float scale[chunk_width];

@@ -183,7 +183,7 @@ std::vector<bool> local_layers(const GgufFile& file, const HParams& h, int stock
     return local;
 }
 
-// Layers with a window turn by a base of their own, or unscaled, and the others see all tokens.
+// Layers with a window have a RoPE base of their own, or the same unscaled; the others see all tokens.
 void alternate(const GgufFile& file, const HParams& h, const schema::StockBlock& stock, BlockDescription& block) {
     const float base =
         read_float(file, h.architecture + ".rope.freq_base_swa", 1.0F, largest_base, stock.local_rope_base);
@@ -219,6 +219,8 @@ BlockDescription of_stock(const GgufFile& file, const HParams& h) {
     block.ffn = stock.ffn;
     const bool has_experts = file.find_u32(h.architecture + ".expert_count").value_or(0) > 0;
     if (stock.experts_beside && has_experts) block.ffn = Ffn::gated_and_experts;
+    if (!has_experts && file.has(h.architecture + ".leading_dense_block_count")) block.ffn = Ffn::gated;
+    block.expert_norm = file.find_bool(h.architecture + ".expert_weights_norm").value_or(stock.expert_norm);
     block.parallel = stock.parallel;
     block.position = stock.position;
     block.rope_pairing = stock.rope_pairing;

@@ -31,7 +31,7 @@ public:
           ops_(ops),
           ctx_(ops.context()),
           graph_(graph),
-          projections_(ops, from.model, from.ropes, from.constants, graph.positions),
+          projections_(ops, from.model, from.ropes, from.constants, graph.positions, graph.temperatures),
           stored_(static_cast<size_t>(h_.n_layer), nullptr) {}
 
     // x: the normed input [n_embd, n_tokens]. Returns the branch before the residual, and adds nodes that write rows.

@@ -42,6 +42,8 @@ int hadamard_block(const HParams& h, bool value_side) {
     // K: the largest power of two that divides head_dim in every layer; V: at most 64, where smaller measured better in llama.cpp (PR 21038)
     int largest = 1 << 30;
     for (const HeadShape& heads : h.heads) largest = std::min(largest, heads.head_dim & -heads.head_dim);
+    if (h.has_mla())
+        largest = std::min(largest, h.mla.n_rot & -h.mla.n_rot);  // so that no block has channels of both parts
     return value_side ? std::min(64, largest) : largest;
 }
 
@@ -54,7 +56,7 @@ GraphConstants make_graph_constants(const HParams& h, const Ropes& ropes, bool r
     const int block_v = hadamard_block(h, true);
     for (const Rope& rope : ropes.tables) {
         const auto n = static_cast<int64_t>(rope.ggml_factors.size());
-        constants.rope_factors.push_back(rope.turns() ? ggml_new_tensor_1d(ctx, GGML_TYPE_F32, n) : nullptr);
+        constants.rope_factors.push_back(rope.rotates() ? ggml_new_tensor_1d(ctx, GGML_TYPE_F32, n) : nullptr);
     }
     if (rotate_k) {
         constants.hadamard_k = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, block_k, block_k);

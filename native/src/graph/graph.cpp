@@ -72,7 +72,7 @@ ggml_tensor* Builder::input(ggml_type type, int64_t ne0, int64_t ne1, const char
 // Whether a layer of this graph rotates its queries and keys by their positions.
 bool Builder::has_rope() const {
     for (int il = first_layer(); il < end_layer(); il++) {
-        if (h_.attends(il) && from_.ropes.of(il).turns()) return true;
+        if (h_.attends(il) && from_.ropes.of(il).rotates()) return true;
     }
     return false;
 }
@@ -92,6 +92,7 @@ ggml_tensor* Builder::begin() {
     if (learned || has_rope()) {
         graph_.positions = input(GGML_TYPE_I32, n_tokens, 1, "positions");
     }
+    if (h_.temperature_scale > 0.0F) graph_.temperatures = input(GGML_TYPE_F32, n_tokens, 1, "temperatures");
     if (h_.n_embd_layer > 0) make_token_parts(embedded());
     if (has_recurrence()) {
         graph_.states_from = input(GGML_TYPE_I32, shape_.n_seqs, 1, "states_from");

@@ -59,7 +59,7 @@ ggml_tensor* key_rows(ggml_context* ctx, const Model& model, const LayerWeights&
     if (layer.attn_k_norm != nullptr) {
         k = ggml_mul(ctx, ggml_rms_norm(ctx, k, h.norm_eps), layer.attn_k_norm);
     }
-    if (rope.turns()) {
+    if (rope.rotates()) {
         ggml_tensor* const positions =
             ggml_view_1d(ctx, inputs.slot_pos, rows.n, static_cast<size_t>(rows.first) * sizeof(int32_t));
         k = ggml_reshape_3d(ctx, k, rows.p.head_dim, 1, rows.n);
@@ -108,7 +108,6 @@ ggml_tensor* latent_attn_reference(ggml_context* ctx, AttentionNode& node, const
     const HParams& h = model.hparams();
     const LayerWeights& layer = model.layers()[static_cast<size_t>(node.layer)];
     const int n_kv = h.heads_of(node.layer).n_kv;
-    const int64_t head_dim = h.heads_of(node.layer).head_dim;
     const int rep = h.n_head / n_kv;
     std::vector<ProblemRows> problems;
     for (const bool full : {true, false}) {
@@ -121,9 +120,10 @@ ggml_tensor* latent_attn_reference(ggml_context* ctx, AttentionNode& node, const
         const bool of_value = rows.key_of_value(node.row_layer);
         problems.push_back({*params, full ? q.full : q.latents, read_rows(ctx, node, stored, full, of_value, n),
                             read_rows(ctx, node, stored, full, true, n), rows.layout(r, node.row_layer, of_value),
-                            rows.v_layout(r, node.row_layer), first, n, of_value});
+                            rows.values_layout(r, node.row_layer), first, n, of_value});
     }
     const LatentAttnParams& any = problems.front().p;
+    const int64_t head_dim = any.head_dim;
     const int64_t n_tokens = problems.front().q->ne[2];
 
     ggml_tensor* noise = nullptr;

@@ -16,7 +16,7 @@
 #include "graph/graph.h"
 #include "model/model.h"
 #include "runtime/equal_runs.h"
-#include "runtime/part.h"
+#include "runtime/pipeline_stage.h"
 #include "runtime/plan/session_plan.h"
 #include "runtime/row_encoder.h"
 
@@ -35,7 +35,7 @@ public:
     const KvCacheOptions& options() const { return cache_.options(); }
     std::string implementation() const;
     Prefill prefill() const { return prefill_; }
-    bool can_rotate() const;  // whether there are full rows that kv_rotate is about
+    bool can_rotate() const;  // whether there are full rows that kv_rotate can rotate
 
     // Runs a batch in ubatches; logits of the tokens with output[i] != 0 go to `logits` [n_outputs, n_vocab] in batch order.
     // between_ubatches, when given, runs after each ubatch; it may throw to stop. What ran stays in the cache.
@@ -44,9 +44,9 @@ public:
     // Errors: Error for a token, position or sequence out of range, a non-increasing position, or too few free cells.
     void decode(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
                 std::span<const uint8_t> output, float* logits, const std::function<void()>& between_ubatches = {});
-    // The same without room for all logits: where those of a ubatch go is asked before it is computed. room(n): [n, n_vocab]
-    // n_ahead: so many of the last tokens, of one sequence, are guesses, which seq_rm may take back: no token leaves the
-    // recent window on their account. result: rows are logits, or states [n, n_embd].
+    // The same for callers without room for all logits: room(n) is asked for [n, n_vocab] floats before each ubatch.
+    // n_ahead: the last n_ahead tokens, of one sequence, are guesses that seq_rm may remove again: no token leaves the recent window
+    // because of them. result: rows are logits, or hidden states [n, n_embd].
     using ResultRoom = std::function<float*(size_t n)>;
     void decode(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
                 std::span<const uint8_t> output, const ResultRoom& room,
@@ -103,26 +103,26 @@ private:
     EqualRuns next_ubatch(std::span<const int32_t> seq, std::span<const uint8_t> output) const;
     void keep_snapshots(const EqualRuns& ubatch);
     static std::vector<int32_t> wanted(std::span<const uint8_t> output);  // indices of the tokens that are wanted
-    void attach_parts(bool kv_rotate);
+    void attach_stages(bool kv_rotate);
     void attach_states();
     GraphShape graph_shape(size_t n_tokens, size_t n_outputs, const KvCache& rows) const;  // of all layers, on the CPU
-    void prepare_graph(Part& part, const GraphShape& shape, const ExactRows* exact = nullptr);
+    void prepare_graph(PipelineStage& stage, const GraphShape& shape, const ExactRows* exact = nullptr);
     void prepare_graphs(const GraphShape& all);
     // Runs the prepared graph. `rows`, `batch`: what its attention reads, and the ubatch's slots there.
-    void compute(Part& part, std::span<const int32_t> tokens, std::span<const int32_t> pos,
+    void compute(PipelineStage& stage, std::span<const int32_t> tokens, std::span<const int32_t> pos,
                  std::span<const int32_t> out_ids, const KvCache& rows, const BatchSlots& batch);
     void fill_reference_inputs(const Graph& graph, const KvCache& rows, const BatchSlots& batch);
     unsigned rotated() const;
     uint64_t fingerprint(unsigned rotated) const;
     std::vector<uint8_t> signed_state(std::vector<uint8_t> rows) const;
-    std::pair<std::span<const uint8_t>, RowTurn> unsigned_state(std::span<const uint8_t> state) const;
+    std::pair<std::span<const uint8_t>, RowRotation> unsigned_state(std::span<const uint8_t> state) const;
 
     std::shared_ptr<const Model> model_;
     bool fused_;
     Prefill prefill_;
     int n_threads_;
     int n_threads_batch_;
-    std::vector<Part> parts_;  // one for each of the model's runs. Before the cache, whose rows they hold
+    std::vector<PipelineStage> stages_;  // one for each of the model's runs. Before the cache, whose rows they hold
     KvCache cache_;
     Ropes ropes_;
     std::unique_ptr<ggml_threadpool, ThreadpoolDeleter> threadpool_;

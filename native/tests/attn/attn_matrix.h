@@ -99,7 +99,7 @@ void wide_heads(Compare&& compare) {
 template <class Compare>
 void formats(Compare&& compare) {
     for (const Format format : all_formats) {
-        if (format_in_blocks(format)) continue;
+        if (format_in_token_blocks(format)) continue;
         for (const int n_tokens : {1, 2, 40}) {
             AttnShape s;
             s.name = std::string(format_name(format)) + ", " + std::to_string(n_tokens) + " tokens";

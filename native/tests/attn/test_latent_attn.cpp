@@ -157,8 +157,8 @@ void refusals() {
     c.params.q_width = 48;
     CHECK_THROWS(lkv::latent_attn_plan(c.params, 1), "expected at most 48 channels in a group of a K row; got 64");
     c.params.q_width = 64;
-    const lkv::RowPlan in_blocks = lkv::RowPlan::uniform(2, 64, lkv::Format::c4);
-    c.params.regions[0].v = in_blocks.view();
+    const lkv::RowPlan in_token_blocks = lkv::RowPlan::uniform(2, 64, lkv::Format::c4);
+    c.params.regions[0].v = in_token_blocks.view();
     CHECK_THROWS(lkv::latent_attn_plan(c.params, 1), "[latent_attn] expected single rows of V; got blocks");
 }
 

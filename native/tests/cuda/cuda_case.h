@@ -111,7 +111,7 @@ public:
             const RegionView& from = p.regions[r];
             const auto n = static_cast<size_t>(from.n_slots);
             cuda::RegionArgs& to = args.regions[r];
-            to.k_block = in_blocks(from.k) ? block_slots : 1;
+            to.k_block = in_token_blocks(from.k) ? token_block_slots : 1;
             const size_t n_k = (n + static_cast<size_t>(to.k_block) - 1) / static_cast<size_t>(to.k_block) *
                                static_cast<size_t>(to.k_block);
             to.k_rows = keep_rows(from.k_rows, n_k * static_cast<size_t>(from.k.row_bytes));

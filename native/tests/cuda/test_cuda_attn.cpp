@@ -1144,7 +1144,7 @@ void rows() {
     int64_t differing = 0;
     int64_t total = 0;
     for (const Format format : lkv::all_formats) {
-        if (lkv::format_in_blocks(format)) continue;  // see block_rows
+        if (lkv::format_in_token_blocks(format)) continue;  // see block_rows
         const RowPlan plan({{{Format::q8, 64}, {format, 96}, {Format::none, 32}}, {{format, 64}}, {{format, 256}}});
         const RowLayout row = plan.view();
         const std::vector<float> x = rows_of_values(n, row.width, random);
@@ -1226,13 +1226,13 @@ void rows() {
 // K in blocks of tokens, beside segments of single rows: from an exact region, and from latents as they are made.
 void block_rows() {
     std::mt19937 random(13);
-    constexpr int n = 3 * lkv::block_slots;
+    constexpr int n = 3 * lkv::token_block_slots;
     constexpr int blocks[] = {2, 0, 1};  // where they go
     std::vector<int32_t> from_slots;
     std::vector<int32_t> to_slots;
     for (int i = 0; i < n; i++) {
         from_slots.push_back(n - 1 - i);
-        to_slots.push_back(blocks[i / lkv::block_slots] * lkv::block_slots + i % lkv::block_slots);
+        to_slots.push_back(blocks[i / lkv::token_block_slots] * lkv::token_block_slots + i % lkv::token_block_slots);
     }
     for (const Format format : {Format::c8, Format::c4, Format::c3, Format::c2}) {
         const RowPlan plan({{{Format::q4, 64}, {format, 96}, {Format::none, 32}}, {{format, 64}}, {{format, 272}}});
@@ -1247,13 +1247,13 @@ void block_rows() {
         std::vector<uint8_t> moved(n * static_cast<size_t>(row.row_bytes), 0xee);
         std::vector<uint8_t> written = moved;
         for (size_t b = 0; b < std::size(blocks); b++) {
-            const uint8_t* rows[lkv::block_slots];
-            for (size_t i = 0; i < lkv::block_slots; i++) {
-                rows[i] = &source[static_cast<size_t>(from_slots[b * lkv::block_slots + i] * from.row_bytes)];
+            const uint8_t* rows[lkv::token_block_slots];
+            for (size_t i = 0; i < lkv::token_block_slots; i++) {
+                rows[i] = &source[static_cast<size_t>(from_slots[b * lkv::token_block_slots + i] * from.row_bytes)];
             }
-            const auto at = static_cast<size_t>(blocks[b] * lkv::block_slots * row.row_bytes);
-            lkv::move_block(from, rows, row, &moved[at]);
-            lkv::write_block(row, &x[b * lkv::block_slots * width], &written[at]);
+            const auto at = static_cast<size_t>(blocks[b] * lkv::token_block_slots * row.row_bytes);
+            lkv::move_token_block(from, rows, row, &moved[at]);
+            lkv::write_token_block(row, &x[b * lkv::token_block_slots * width], &written[at]);
         }
         const DevicePlan to_plan(row);
         const DevicePlan from_plan(from);
@@ -1319,7 +1319,7 @@ void rows_of_one_segment() {
     std::mt19937 random(12);
     constexpr int n = 40;
     for (const Format format : lkv::all_formats) {
-        if (lkv::format_in_blocks(format)) continue;
+        if (lkv::format_in_token_blocks(format)) continue;
         for (const int width : {240, 256, 272, 512, 1040, 2048, 2064}) {
             if (width % lkv::format_width_multiple(format) != 0) continue;
             const RowPlan plan({{{format, width}}});

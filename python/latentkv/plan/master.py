@@ -150,7 +150,7 @@ def _window(exact: Mapping[str, Any]) -> str:
 
 
 def _group_slots(model: _core.Model, cache: Mapping[str, Any], side: str) -> list[int]:
-    """Of every layer and group the slots of its compressed rows."""
+    """Slots of compressed rows, of every layer and group."""
     pairs = zip(cache["layer_slots"], model.layers, strict=True)
     return [n_slots for n_slots, layer in pairs for _ in layer[side]["segments"]]
 
@@ -178,7 +178,7 @@ def _fixed(cache: Mapping[str, Any]) -> int:
 
 
 def _room(cache: Mapping[str, Any], budget: KvBudget) -> int:
-    """Of one of them."""
+    """The bytes that the budget leaves for compressed rows of one of these caches."""
     regions = {region["name"]: region for region in cache["regions"]}
     compressed = [regions[name] for name in ("middle", "ring") if name in regions]
     n_cells = cache["n_cells"] + sum(region["slots"] for region in compressed[1:])

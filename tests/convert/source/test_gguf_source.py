@@ -33,6 +33,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}}),
     ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
     ("mistral", {}),
+    ("mistral3", {}),
     ("qwen2", {}),
     ("qwen3", {}),
     ("qwen3_moe", {}),

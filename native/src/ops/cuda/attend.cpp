@@ -32,7 +32,7 @@ void flatten(const LatentAttnParams& p, Problem& a) {
     a.rebuild = p.rebuilds() ? 1 : 0;
     a.k_extras = p.rebuilds() && (p.k_bias != nullptr || p.k_norm != nullptr) ? 1 : 0;
     a.in_blocks = std::any_of(p.regions, p.regions + p.n_regions,
-                              [](const RegionView& region) { return lkv::in_blocks(region.k); })
+                              [](const RegionView& region) { return lkv::in_token_blocks(region.k); })
                       ? 1
                       : 0;
     a.k_blocks = side_blocks(p, &RegionView::k);

@@ -32,7 +32,7 @@ RegionArgs region_args(Layer& layer, const RegionView& view, const Blocks& block
             layer.keep(tables.chunks),
             static_cast<uint32_t>(view.k.row_bytes),
             static_cast<uint32_t>(view.v.row_bytes),
-            in_blocks(view.k) ? block_slots : 1};
+            in_token_blocks(view.k) ? token_block_slots : 1};
 }
 
 void attach_target(Layer& layer, const RegionView& view, bool full, int r) {
@@ -79,7 +79,7 @@ void attach_encoder(Layer& layer, const Model& model, const RowTarget& from, int
 
 RopeTables rope_tables(const HParams& h, const Rope& rope) {
     RopeTables tables;
-    if (rope.turns()) {
+    if (rope.rotates()) {
         tables.phases = DeviceMemory::of(pack_phases(rope.freqs.data(), static_cast<int>(rope.freqs.size())));
         tables.n_rot = 2 * static_cast<int32_t>(rope.freqs.size());
         tables.neox = h.block.rope_pairing == RopePairing::neox;
@@ -164,7 +164,7 @@ void LayerTables::attach_layer(const Model& model, const KvCache& cache, const L
     layer.splits = cache.rows().is_full(0, row_layer);
     layer.in_ring = cache.placement().in_ring(row_layer);
     layer.cells = inputs.cells_of(row_layer);
-    layer.in_blocks = in_blocks(cache.rows().k_layout(cache.placement().middle(), row_layer));
+    layer.in_token_blocks = in_token_blocks(cache.rows().k_layout(cache.placement().middle(), row_layer));
     LatentAttnParams p{};
     int first = 0;  // region of the latents
     for (int r = 0; r < cache.placement().n_regions(); r++) {

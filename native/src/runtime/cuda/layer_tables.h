@@ -31,13 +31,13 @@ struct Layer {
     RowTarget targets[max_regions] = {};
     ProblemTables full;  // rows of the exact windows where these are full ones; behind them the batch's own
     ProblemTables latents;
-    FullRows full_rows{};         // what makes those
-    EncodeSide encoders[2] = {};  // K, V, of what leaves the recent window
-    bool splits = false;          // whether there is `full`
-    bool in_blocks = false;       // K of the middle is
-    bool in_ring = false;         // Placement::in_ring
-    int cells = 0;                // StepInputs::cells_of
-    bool middle_alone = false;    // whether `latents` is of the middle alone, or of the ring in its place
+    FullRows full_rows{};          // what makes those
+    EncodeSide encoders[2] = {};   // K, V, of what leaves the recent window
+    bool splits = false;           // whether there is `full`
+    bool in_token_blocks = false;  // K of the middle is
+    bool in_ring = false;          // Placement::in_ring
+    int cells = 0;                 // StepInputs::cells_of
+    bool middle_alone = false;     // whether `latents` is of the middle alone, or of the ring in its place
     std::vector<DeviceMemory> memory;
     Sinks sinks{};        // no logits: none
     bool fitted = false;  // whether storing a decoded token's rows takes long

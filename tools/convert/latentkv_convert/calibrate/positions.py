@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..ir import F64, ModelSpec, Turn
-from ..source.frequencies import frequencies, magnitude
+from ..ir import F64, LayerRope, ModelSpec
+from ..source.frequencies import frequencies, magnitude, temperatures
 
 
 class Positions:
@@ -15,10 +15,10 @@ class Positions:
 
     def __init__(self, spec: ModelSpec, n: int, device: torch.device) -> None:
         self._spec, self._n, self._device = spec, n, device
-        self._known: dict[tuple[int, Turn, int], LayerPositions] = {}
+        self._known: dict[tuple[int, LayerRope, int], LayerPositions] = {}
 
     def of(self, layer: int) -> LayerPositions:
-        kind = (self._spec.window(layer), self._spec.turn(layer), self._spec.at(layer).n_rot)
+        kind = (self._spec.window(layer), self._spec.rope(layer), self._spec.at(layer).n_rot)
         if kind not in self._known:
             self._known[kind] = LayerPositions(self._spec, layer, self._n, self._device)
         return self._known[kind]
@@ -28,15 +28,21 @@ class LayerPositions:
     """`mask` [1, 1 or n_head, T, T]: None where a query sees all tokens up to its own."""
 
     def __init__(self, spec: ModelSpec, layer: int, n: int, device: torch.device) -> None:
-        self.n_rot = spec.at(layer).n_rot if spec.turn(layer).base else 0
+        self.n_rot = spec.at(layer).n_rot if spec.rope(layer).base else 0
         self.mask = _mask(spec, spec.window(layer), n, device)
+        factors = temperatures(spec, n)
+        self._factors = None if factors is None else _table(factors, device)[:, None]
         if self.n_rot:
             angles = np.arange(n)[:, None] * frequencies(spec, n, layer)[None, :]
             both, scale = np.concatenate([angles, angles], axis=1), magnitude(spec, layer)
             self.cos = _table(np.cos(both) * scale, device)
             self.sin = _table(np.sin(both) * scale, device)
 
-    def turned(self, heads: Tensor) -> Tensor:
+    def queries(self, heads: Tensor) -> Tensor:
+        """[n, heads, T, head_dim] as they meet keys."""
+        return self.with_rope(heads if self._factors is None else heads * self._factors)
+
+    def with_rope(self, heads: Tensor) -> Tensor:
         """[n, heads, T, head_dim] after RoPE over planes (i, i + n_rot/2)."""
         if not self.n_rot:
             return heads

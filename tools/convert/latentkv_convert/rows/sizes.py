@@ -2,41 +2,66 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from .. import native
-from ..ir import ModelSpec
+from ..ir import SIDES, ModelSpec
 from ..source.recurrent import DeltaNetSizes
 
 # Row formats of sink and recent tokens where a plan is free to choose, the widest first. q8 has one scale for
 # a head: with the 256 channels of Gemma 3 270M it costs 0.003 nats, q8_0 on all rows 0.0005.
 EXACT_FORMATS = ("f16", "q8_0")
-SLOT_TILE = 64  # slots of compressed rows come in whole tiles of this many
-EXACT_STEP = 16  # those of exact tokens in multiples of this
-DEMOTION_BATCH = 32  # recent tokens are compressed in batches of this many
-CELL_BYTES = 12  # a slot's position and sequences, once for all layers
-UBATCH = 512  # tokens that pass through the graph together
-EXACT_UBATCH = 128  # the largest ubatch of a cache with an exact window
 
 
 def exact_formats(spec: ModelSpec) -> tuple[str, ...]:
     """Those of EXACT_FORMATS that take a head, whose channels are one segment: q8_0 has blocks of 32."""
-    taken = all(spec.at(layer).head_dim % 32 == 0 for layer in range(spec.n_layer))
+    widths = (spec.at(layer).of_side(side).head_dim for layer in range(spec.n_layer) for side in SIDES)
+    taken = all(width % 32 == 0 for width in widths)
     return EXACT_FORMATS if taken else EXACT_FORMATS[:1]
 
 
 def in_blocks(fmt: str) -> bool:
-    """Whether tokens are stored in blocks of 32 with a scale and a minimum per channel: K of old tokens."""
+    """Whether rows lie in token blocks, which have a scale and a minimum per channel: K of old tokens."""
     return fmt[0] == "c"
+
+
+def has_row_scale(formats: Iterable[str]) -> bool:
+    """Whether these segments of a row share one scale, or have their own."""
+    return any(name[0] == "n" and name != "none" for name in formats)
 
 
 @cache
 def segment_bytes(fmt: str, width: int) -> int:
     """Bytes of one token's segment, as the runtime stores it."""
-    core = native.core("convert", "the runtime's row formats")
-    return int(core.format_bytes(fmt, width))
+    return int(_core().format_bytes(fmt, width))
+
+
+@cache
+def row_bytes(groups: tuple[tuple[tuple[str, int], ...], ...]) -> int:
+    """Bytes of one token's row: (format, channels) of every group's segments."""
+    return int(_core().row_bytes(groups))
+
+
+def row_scale_bytes() -> int:
+    """Before the segments of a row that share one scale."""
+    return row_bytes(((("n8", 16),),)) - segment_bytes("n8", 16)
+
+
+def cell_bytes() -> int:
+    """A slot's position and sequences, once for all layers."""
+    return int(_core().CELL_BYTES)
+
+
+def demotion_batch() -> int:
+    """Recent tokens that are compressed together."""
+    return int(_core().DEMOTION_BATCH)
+
+
+def _core() -> Any:
+    return native.core("convert", "the runtime's row formats")
 
 
 @dataclass(frozen=True)
@@ -50,21 +75,12 @@ class MiddleSlots:
     @staticmethod
     def of(spec: ModelSpec, n_ctx: int, recent: bool, blocks: bool = False) -> MiddleSlots:
         """As the runtime allocates them on the CPU. recent: there are recent tokens, which shorten ubatches.
-        blocks: K lies in blocks of tokens somewhere, and all layers hold the context."""
-        whole = round_up(n_ctx, SLOT_TILE)
-        ubatch = min(EXACT_UBATCH if recent else UBATCH, n_ctx)
-        ring = 0
-        held: list[bool | None] = []  # None: no rows
-        for layer in range(spec.n_layer):
-            if not spec.attends(layer):
-                held.append(None)
-                continue
-            window = spec.window(layer)
-            slots = round_up(window + ubatch, SLOT_TILE)
-            held.append(not blocks and window > 0 and slots < whole)
-            ring = max(ring, slots if held[-1] else 0)
-        of = {None: 0, True: ring, False: whole}
-        return MiddleSlots(tuple(of[in_ring] for in_ring in held), whole, ring)
+        blocks: K lies in token blocks somewhere, and all layers hold the context."""
+        windows = [spec.window(layer) if spec.attends(layer) else 0 for layer in range(spec.n_layer)]
+        slots = _core().cache_slots(n_ctx, 0, int(recent), 0.0, windows, blocks)
+        whole, ring = slots["middle"], slots["ring"]
+        held = [ring if in_ring else whole for in_ring in slots["in_ring"]]
+        return MiddleSlots(tuple(n * spec.attends(layer) for layer, n in enumerate(held)), whole, ring)
 
     @property
     def cells(self) -> int:
@@ -75,29 +91,30 @@ class MiddleSlots:
         """Bytes of full K and V in f16."""
         shapes = [spec.at(layer) for layer in range(spec.n_layer)]
         held = zip(shapes, self.layers, strict=True)
-        return sum(2 * 2 * own.kv_width * n for own, n in held if not own.shares_kv)
+        return sum(2 * own.row_width * n for own, n in held if not own.shares_kv)
 
 
 def full_row_bytes(spec: ModelSpec, fmt: str, one_row: bool = False) -> int:
     """Full K and V of a token, of all layers; every head is a segment. one_row: V alone where it is what the
     key projection makes."""
     heads = [spec.at(layer) for layer in spec.attention_layers]
+    if spec.mla is not None:
+        row = sum(segment_bytes(fmt, n) for n in (spec.mla.n_rot, spec.mla.kv_rank))
+        return len(heads) * whole_words(row)
     sides = [(1 if one_row and own.value_of_key else 2) * (not own.shares_kv) for own in heads]
     rows = [whole_words(own.n_kv * segment_bytes(fmt, own.head_dim)) for own in heads]
     return sum(n * row for n, row in zip(sides, rows, strict=True))
 
 
 def region_slots(n_ctx: int, sink: int, recent: int, recent_ratio: float = 0.0) -> tuple[int, int]:
-    """Slots for sinks and for recent tokens as the runtime allocates them for one sequence: the window, a
-    batch on its way out of it and the tokens being computed."""
-    latest = recent + DEMOTION_BATCH + math.ceil(recent_ratio * n_ctx) + EXACT_UBATCH
-    keeps = recent > 0 or recent_ratio > 0
-    return round_up(sink, EXACT_STEP), round_up(min(latest, n_ctx), EXACT_STEP) if keeps else 0
+    """Slots for sinks and for recent tokens as the runtime allocates them for one sequence."""
+    slots = _core().cache_slots(n_ctx, sink, recent, recent_ratio, [], False)
+    return slots["sink"], slots["recent"]
 
 
 def full_cache_bytes(spec: ModelSpec, slots: MiddleSlots) -> int:
     """The f16 cache with full K and V in these slots, with cells."""
-    return slots.full_rows(spec) + slots.cells * CELL_BYTES
+    return slots.full_rows(spec) + slots.cells * cell_bytes()
 
 
 def state_bytes(spec: ModelSpec) -> int:

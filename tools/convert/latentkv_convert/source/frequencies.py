@@ -15,12 +15,12 @@ from ..ir import F64, ModelSpec
 
 def frequencies(spec: ModelSpec, context: int, layer: int) -> F64:
     """[n_rot/2] radians per position, for a sequence of `context` tokens; 0 in a layer without RoPE."""
-    keys, turn, spec = spec.keys, spec.turn(layer), spec.at(layer)
-    if turn.base == 0:
+    keys, rope, spec = spec.keys, spec.rope(layer), spec.at(layer)
+    if rope.base == 0:
         return np.zeros(spec.n_rot // 2)
-    base = _base(spec, context, turn.base) if turn.is_scaled else turn.base
+    base = _base(spec, context, rope.base) if rope.is_scaled else rope.base
     plain: F64 = base ** (-np.arange(0, spec.n_rot, 2, dtype=np.float64) / spec.n_rot)
-    if not turn.is_scaled:
+    if not rope.is_scaled:
         return plain
     freqs: F64 = plain / _divisors(spec, context)
     scaling = keys.get("rope.scaling.type", "none")
@@ -32,12 +32,21 @@ def frequencies(spec: ModelSpec, context: int, layer: int) -> F64:
 
 def magnitude(spec: ModelSpec, layer: int) -> float:
     """What cos and sin are multiplied by."""
-    if not spec.turn(layer).is_scaled:
+    if not spec.rope(layer).is_scaled:
         return 1.0
     scale = float(spec.keys.get("rope.scaling.attn_factor", 1.0))
-    if spec.keys.get("rope.scaling.type") == "yarn":
-        scale *= 1 + 0.1 * math.log(max(1.0, spec.keys["rope.scaling.factor"]))
+    multiplier = float(spec.keys.get("rope.scaling.yarn_log_multiplier") or 0.0)
+    of_scores = spec.mla is not None and multiplier > 0
+    if spec.keys.get("rope.scaling.type") == "yarn" and not of_scores:
+        growth = 0.1 * math.log(max(1.0, spec.keys["rope.scaling.factor"]))
+        scale *= (1 + growth) / (1 + multiplier * growth)
     return scale
+
+
+def temperatures(spec: ModelSpec, n: int) -> F64 | None:
+    """[n] factors of the queries at these positions, or None: 1 everywhere."""
+    growth = float(spec.keys.get("attention.temperature_scale", 0.0))
+    return 1 + growth * np.log1p(np.arange(n) // _original(spec)) if growth else None
 
 
 def paired_rows(n_heads: int, head_dim: int, n_rot: int) -> NDArray[np.int64]:

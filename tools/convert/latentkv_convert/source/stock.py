@@ -132,7 +132,7 @@ class Stock:
         }
 
     def n_layer(self) -> int:
-        """Of the trunk: blocks behind it predict more tokens at once, and no reader needs them."""
+        """Layers of the trunk. Blocks behind it predict more tokens at once, and are not needed."""
         n_blocks = self.whole("block_count", 1, 4096)
         return n_blocks - self.whole("nextn_predict_layers", 0, n_blocks - 1, 0)
 
@@ -146,7 +146,7 @@ class Stock:
         return self.whole("attention.sliding_window", 0, (1 << 32) - 1, 0) or None
 
     def local_layers(self, n_layer: int, usual: int) -> list[bool]:
-        """Which layers have a window: all but every so manieth, or as a list of all layers says."""
+        """Which layers have a window: all but one in each period, or as a list of all layers says."""
         name = "attention.sliding_window_pattern"
         pattern = self.values.get(name)
         if not isinstance(pattern, list):

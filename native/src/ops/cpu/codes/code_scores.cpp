@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "base/wide.h"
 #include "cache/formats.h"
 
 namespace lkv {
@@ -14,7 +13,7 @@ constexpr int word_bytes = 4;
 constexpr int most_rows =
     wide_lanes == 16 ? 10 : 6;  // at once: their sums stay in registers, of which AVX2 has 16 and AVX-512 32
 
-// Where planes.h puts the codes of a segment, in words of 32 bits behind its scale and minimum. A pack is what a lane multiplies at
+// Where planes.h puts the codes of a segment, in words of 32 bits. A pack is what a lane multiplies at
 // once: the codes that (word >> bits·i) & mask leaves, i < steps.
 template <int Bits>
 struct Words {
@@ -51,7 +50,7 @@ void pack(const int32_t* n, int width, int32_t* packs, int stride) {
 }
 
 // words: [n_words, 64] from n_words words of every slot, `offset` bytes into its row. Nothing behind them is read.
-void turn(const TileRows& rows, int offset, int n_words, ReadAhead& ahead, uint32_t* words) {
+void transpose(const TileRows& rows, int offset, int n_words, ReadAhead& ahead, uint32_t* words) {
     for (int s0 = 0; s0 < tile_slots; s0 += lanes) {
         for (int s = 0; s < lanes; s++) ahead.pull(n_words * word_bytes);
         for (int w0 = 0; w0 < n_words; w0 += lanes) {
@@ -103,17 +102,25 @@ LKV_INLINE void dots(const uint32_t* words, int n_words, const int32_t* packs, i
     }
 }
 
-// Adds one segment's part to the scores of R rows.
+// Adds one segment's part to the scores of R rows. heads: scale and minimum of the slots, null where the row has the scale
 template <int Bits, int R>
-void segment_scores(const uint32_t* words, int width, const int32_t* packs, int stride, const float* steps,
-                    const float* sums, float* const* scores) {
+void segment_scores(const uint32_t* heads, const uint32_t* words, int width, const int32_t* packs, int stride,
+                    const float* steps, const float* sums, float* const* scores) {
     const int n_words = Words<Bits>::count(width);
     for (int s = 0; s < tile_slots; s += wide_lanes) {
         u32xw acc[R];
         LKV_UNROLL
         for (int r = 0; r < R; r++) acc[r] = u32xw{};
-        dots<Bits, R>(words + tile_slots + s, n_words, packs, stride, acc);
-        const u32xw head = load_wide<u32xw>(words + s);
+        dots<Bits, R>(words + s, n_words, packs, stride, acc);
+        if (heads == nullptr) {
+            LKV_UNROLL
+            for (int r = 0; r < R; r++) {
+                const f32xw before = load_wide<f32xw>(scores[r] + s);
+                store_wide(scores[r] + s, fma_wide(signed_to_f32<wide_lanes>(acc[r]), f32xw{} + steps[r], before));
+            }
+            continue;
+        }
+        const u32xw head = load_wide<u32xw>(heads + s);
         const f32xw scale = half_to_f32(head & 0xffffu);
         const f32xw minimum = half_to_f32(head >> 16);
         LKV_UNROLL
@@ -127,11 +134,22 @@ void segment_scores(const uint32_t* words, int width, const int32_t* packs, int 
 
 // All rows, in blocks of much the same size.
 template <int Bits>
-void segment_scores(const uint32_t* words, int width, int n_rows, const int32_t* packs, const float* steps,
-                    const float* sums, float* const* scores) {
+void segment_scores(const uint32_t* heads, const uint32_t* words, int width, int n_rows, const int32_t* packs,
+                    const float* steps, const float* sums, float* const* scores) {
     for_even_blocks<most_rows>(n_rows, [&](auto rows, int r) {
-        segment_scores<Bits, decltype(rows)::value>(words, width, packs + r, n_rows, steps + r, sums + r, scores + r);
+        segment_scores<Bits, decltype(rows)::value>(heads, words, width, packs + r, n_rows, steps + r, sums + r,
+                                                    scores + r);
     });
+}
+
+// Of rows that have the scale.
+void multiply_by_scales(const TileRows& rows, int n_rows, float* const* scores) {
+    float scales[tile_slots];
+    row_scales(rows, scales);
+    for (int s = 0; s < tile_slots; s += wide_lanes) {
+        const f32xw scale = load_wide<f32xw>(scales + s);
+        for (int r = 0; r < n_rows; r++) store_wide(scores[r] + s, load_wide<f32xw>(scores[r] + s) * scale);
+    }
 }
 
 }  // namespace
@@ -152,11 +170,13 @@ void code_queries(const RowLayout& layout, const GroupLayout& group, std::span<c
         for (const SegmentLayout& segment : segments_of(layout, group)) {
             int32_t n[max_coded_width];
             const float* const x = q[static_cast<size_t>(r)] + (segment.column - group.column);
+            const Levels levels = levels_of(segment.format);
             with_bits(segment.format, [&](auto bits) {
                 constexpr int Bits = decltype(bits)::value;
                 const float step = round_query<Bits>({x, static_cast<size_t>(segment.width)}, n);
-                queries.steps[at] = step;
-                queries.sums[at] = step * static_cast<float>(std::accumulate(n, n + segment.width, int64_t{0}));
+                const auto sum = static_cast<float>(std::accumulate(n, n + segment.width, int64_t{0}));
+                queries.steps[at] = step * levels.step;
+                queries.sums[at] = step * sum * (is_scaled_by_row_of(segment) ? levels.bottom : 1.0f);
                 pack<Bits>(n, segment.width, packs, stride);
                 packs += Words<Bits>::packs(segment.width) * stride;
             });
@@ -167,24 +187,32 @@ void code_queries(const RowLayout& layout, const GroupLayout& group, std::span<c
 
 void coded_scores(const RowLayout& layout, const GroupLayout& group, const TileRows& rows, ReadAhead& ahead,
                   const CodedQueries& queries, uint32_t* words, float* const* scores) {
-    const int first = segments_of(layout, group).front().offset;
-    turn(rows, first, coded_words(layout, group), ahead, words);
-    for (int r = 0; r < queries.n_rows; r++) {
+    const auto segments = segments_of(layout, group);
+    const bool scaled = is_scaled_by_row_of(segments.front());
+    const int first = segments.front().offset;
+    transpose(rows, first, coded_words(layout, group), ahead, words);
+    const int n_rows = queries.n_rows;
+    for (int r = 0; r < n_rows; r++) {
+        float constant = 0.0f;
+        for (size_t i = 0; scaled && i < segments.size(); i++)
+            constant += queries.sums[static_cast<int>(i) * n_rows + r];
         for (int s = 0; s < tile_slots; s += lanes)
-            store8(scores[r] + s, f32x8{});  // of std::fill_n GCC makes `rep stos`
+            store8(scores[r] + s, splat(constant));  // of std::fill_n GCC makes `rep stos`
     }
     const int32_t* packs = queries.packs;
     int at = 0;
-    for (const SegmentLayout& segment : segments_of(layout, group)) {
-        const uint32_t* const from = words + (segment.offset - first) / word_bytes * tile_slots;
+    for (const SegmentLayout& segment : segments) {
+        const auto word_of = [&](int byte) { return words + (byte - first) / word_bytes * tile_slots; };
+        const uint32_t* const heads = scaled ? nullptr : word_of(segment.offset);
         with_bits(segment.format, [&](auto bits) {
             constexpr int Bits = decltype(bits)::value;
-            segment_scores<Bits>(from, segment.width, queries.n_rows, packs, queries.steps + at, queries.sums + at,
-                                 scores);
-            packs += Words<Bits>::packs(segment.width) * queries.n_rows;
+            segment_scores<Bits>(heads, word_of(codes_at(segment)), segment.width, n_rows, packs, queries.steps + at,
+                                 queries.sums + at, scores);
+            packs += Words<Bits>::packs(segment.width) * n_rows;
         });
-        at += queries.n_rows;
+        at += n_rows;
     }
+    if (scaled) multiply_by_scales(rows, n_rows, scores);
 }
 
 }  // namespace lkv

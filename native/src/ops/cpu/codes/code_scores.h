@@ -1,9 +1,10 @@
-// Scores of query rows straight on integer codes, for rows of K whose segments are all q8, q4, q2 or q1: what the converter's own
-// plans use. A lane is a slot, so nothing is added up across lanes, and scale and minimum of a segment are vectors as well:
+// Scores of query rows straight on integer codes, for rows of K that are coded (codes.h). A lane is a slot, so nothing is added up across
+// lanes, and scale and minimum of a segment are vectors as well:
 //
 //   q · x = Σ_segment step · (scale · Σ n·code + minimum · Σ n)          n = round(q / step), query_bits of a code's bits
+//   q · x = scale · Σ_segment step · (unit · Σ n·code + bottom · Σ n)      where the row has the scale: one product a slot
 //
-// A row is words: of a segment its scale and minimum, then its codes. A tile is turned, words by slots, and a word gives packs of
+// A row is words: of a segment its scale and minimum, if it has any, then its codes. A tile is transposed, words by slots, and a word gives packs of
 // two or four codes, spread evenly over its bits. Channels stay in the order in which they leave the words; the queries are put
 // into the same one, a pack a word.
 #pragma once
@@ -41,7 +42,8 @@ float round_query(std::span<const float> q, int32_t* n) {
 // Packs that a group's codes make, at most: pairs of them.
 constexpr int coded_packs(int kept, int n_segments) { return kept / 2 + 8 * n_segments; }
 
-// Query rows of a group as integers. packs: [coded_packs, n_rows]; steps and sums, step · Σ n: [n_segments, n_rows].
+// Query rows of a group as integers. packs: [coded_packs, n_rows]; steps and sums, step · Σ n: [n_segments, n_rows]. Where the row has the
+// scale, unit and bottom are in them.
 struct CodedQueries {
     int32_t* packs;
     float* sums;

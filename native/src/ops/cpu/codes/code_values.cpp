@@ -1,12 +1,9 @@
 #include "ops/cpu/codes/code_values.h"
 
-#include "base/wide.h"
-
 namespace lkv {
 
 namespace {
 
-using Header = AffineFormat<8>;                       // of all these formats
 constexpr int most_rows = wide_lanes == 16 ? 10 : 5;  // at once, with most_vectors each: their sums stay in registers
 constexpr int most_vectors = 2;
 constexpr int n_pairs = tile_slots / 2;
@@ -31,6 +28,17 @@ struct Headers {
     f32xw flat[n_vectors];   // minimum where the scale is 0
     bool any_flat = false;
 
+    // Of rows that have one scale; a minimum of 1 per scale stands for what is added to every code.
+    explicit Headers(const TileRows& rows) {
+        float scales[tile_slots];
+        row_scales(rows, scales);
+        for (int v = 0; v < n_vectors; v++) {
+            scale[v] = load_wide<f32xw>(scales + v * wide_lanes);
+            ratio[v] = f32xw{} + 1.0f;
+            flat[v] = f32xw{};
+        }
+    }
+
     Headers(const TileRows& rows, int offset) {
         uint32_t words[tile_slots];
         for (int s = 0; s < tile_slots; s++) memcpy(&words[s], rows.slot[s] + offset, sizeof words[s]);
@@ -49,11 +57,11 @@ struct Headers {
 };
 
 // What the integers lose, they lose of scale · code + minimum, not of codes that are all positive: the minimum is weighed with them.
-void weigh(const Headers& of, const float* weights, int32_t* pairs, float& step, float& constant) {
+void weigh(const Headers& headers, const float* weights, int32_t* pairs, float& step, float& constant) {
     f32xw product[Headers::n_vectors];
     f32xw most{};
     for (int v = 0; v < Headers::n_vectors; v++) {
-        product[v] = load_wide<f32xw>(weights + v * wide_lanes) * of.scale[v];
+        product[v] = load_wide<f32xw>(weights + v * wide_lanes) * headers.scale[v];
         most = product[v] > most ? product[v] : most;
     }
     const float reach = wide_max(most);
@@ -63,16 +71,16 @@ void weigh(const Headers& of, const float* weights, int32_t* pairs, float& step,
     i32xw n[Headers::n_vectors];
     for (int v = 0; v < Headers::n_vectors; v++) {
         n[v] = __builtin_convertvector(fma_wide(product[v], inverse, f32xw{} + 0.5f), i32xw);
-        whole = fma_wide(__builtin_convertvector(n[v], f32xw), of.ratio[v], whole);
+        whole = fma_wide(__builtin_convertvector(n[v], f32xw), headers.ratio[v], whole);
     }
     for (int v = 0; v < Headers::n_vectors; v += 2) {
         store_wide(pairs + v * wide_lanes / 2, narrowed(n[v], n[v + 1]));
     }
     constant = wide_sum(whole) * step;
-    if (of.any_flat) {
+    if (headers.any_flat) {
         f32xw exact{};
         for (int v = 0; v < Headers::n_vectors; v++) {
-            exact = fma_wide(load_wide<f32xw>(weights + v * wide_lanes), of.flat[v], exact);
+            exact = fma_wide(load_wide<f32xw>(weights + v * wide_lanes), headers.flat[v], exact);
         }
         constant += wide_sum(exact);
     }
@@ -138,7 +146,7 @@ template <int Bits, int B>
 void add_sums(const float* sums, int n_bytes, float step, float constant, float* out) {
     using L = Lanes<Bits, B>;
     if constexpr (Bits == 1 && B == lanes) {
-        f32x8 of_byte[lanes];  // [plane][byte], then turned
+        f32x8 of_byte[lanes];  // [plane][byte], then transposed
         for (int plane = 0; plane < lanes; plane++) of_byte[plane] = load8(sums + plane * B);
         transpose8(of_byte);
         for (int byte = 0; byte < n_bytes; byte++) {
@@ -200,19 +208,33 @@ void segment_values(const Tile& tile, int width, float* const* out) {
 void coded_values(const RowLayout& layout, const GroupLayout& group, const TileRows& rows, ReadAhead& ahead, int n_rows,
                   const float* const* weights, float* const* out) {
     Tile tile(rows, n_rows);
-    for (const SegmentLayout& segment : segments_of(layout, group)) {
-        tile.offset = segment.offset + Header::codes_at;
-        const Headers headers(rows, segment.offset);
+    const auto segments = segments_of(layout, group);
+    const bool scaled = is_scaled_by_row_of(segments.front());
+    float steps[max_coded_rows];  // of rows that have one scale
+    float sums[max_coded_rows];
+    if (scaled) {
+        const Headers headers(rows);
+        for (int r = 0; r < n_rows; r++) weigh(headers, weights[r], tile.pairs[r], steps[r], sums[r]);
+    }
+    for (const SegmentLayout& segment : segments) {
+        tile.offset = codes_at(segment);
         float* to[max_coded_rows];
-        for (int r = 0; r < n_rows; r++) {
-            to[r] = out[r] + segment.column - group.column;
-            weigh(headers, weights[r], tile.pairs[r], tile.step[r], tile.constant[r]);
+        for (int r = 0; r < n_rows; r++) to[r] = out[r] + segment.column - group.column;
+        if (scaled) {
+            const Levels levels = levels_of(segment.format);
+            for (int r = 0; r < n_rows; r++) {
+                tile.step[r] = steps[r] * levels.step;
+                tile.constant[r] = sums[r] * levels.bottom;
+            }
+        } else {
+            const Headers headers(rows, segment.offset);
+            for (int r = 0; r < n_rows; r++) {
+                weigh(headers, weights[r], tile.pairs[r], tile.step[r], tile.constant[r]);
+            }
         }
-        with_bits(segment.format, [&](auto bits) {
-            constexpr int Bits = decltype(bits)::value;
-            for (int s = 0; s < tile_slots; s++) ahead.pull(AffineFormat<Bits>::bytes(segment.width));
-            segment_values<Bits>(tile, segment.width, to);
-        });
+        const int bytes = format_bytes(static_cast<Format>(segment.format), segment.width);
+        for (int s = 0; s < tile_slots; s++) ahead.pull(bytes);
+        with_bits(segment.format, [&](auto bits) { segment_values<decltype(bits)::value>(tile, segment.width, to); });
     }
 }
 

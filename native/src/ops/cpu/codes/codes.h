@@ -1,5 +1,5 @@
-// Products straight on integer codes, for rows whose segments are all q8, q4, q2 or q1: what the converter's own plans use. Both
-// take 16-bit integers of the other factor, so that a pair of products is one instruction and exact:
+// Products straight on integer codes, for rows whose segments are all q8, q4, q2 or q1, or all n8, n4, n2 or n1: what the converter's own
+// plans use. Both take 16-bit integers of the other factor, so that a pair of products is one instruction and exact:
 //   code_scores.h   q · x          a lane is a slot
 //   code_values.h   Σ_t p_t x_t    a lane is a byte of codes
 #pragma once
@@ -8,6 +8,7 @@
 #include <span>
 #include <type_traits>
 
+#include "base/wide.h"
 #include "cache/formats.h"
 #include "cache/row.h"
 
@@ -26,20 +27,47 @@ template <class F>
 bool with_bits(int format, F&& f) {
     switch (static_cast<Format>(format)) {
         case Format::q8:
+        case Format::n8:
             f(std::integral_constant<int, 8>{});
             return true;
         case Format::q4:
+        case Format::n4:
             f(std::integral_constant<int, 4>{});
             return true;
         case Format::q2:
+        case Format::n2:
             f(std::integral_constant<int, 2>{});
             return true;
         case Format::q1:
+        case Format::n1:
             f(std::integral_constant<int, 1>{});
             return true;
         default:
             return false;
     }
+}
+
+// Scale and offset of codes, before the row's scale.
+struct Levels {
+    float step;
+    float bottom;
+};
+inline Levels levels_of(int format) {
+    Levels levels{1.0f, 0.0f};
+    with_format(static_cast<Format>(format), [&](auto f) {
+        using F = decltype(f);
+        if constexpr (is_scaled_by_row<F>) levels = {F::step, F::bottom};
+    });
+    return levels;
+}
+
+inline bool is_scaled_by_row_of(const SegmentLayout& segment) {
+    return format_scaled_by_row(static_cast<Format>(segment.format));
+}
+
+// Where a segment's codes begin in a row: where there are scale and minimum, behind them.
+inline int codes_at(const SegmentLayout& segment) {
+    return segment.offset + (is_scaled_by_row_of(segment) ? 0 : AffineFormat<8>::codes_at);
 }
 
 // Whether a group's segments are all of these formats.

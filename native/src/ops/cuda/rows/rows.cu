@@ -48,10 +48,19 @@ __global__ void __launch_bounds__(row_threads, 1) store_kernel(const __grid_cons
         __syncthreads();
         x = staged;
     }
+    if (has_row_scale(segments, n_segments)) return write_scaled_row(segments, n_segments, x, row);
     for (int s = warp; s < n_segments; s += row_threads / 32) {
         if (s != warp) segment = segments[s];
         write_segment_shared(segment.format, x + segment.column, segment.width, row + segment.offset);
     }
+}
+
+__device__ bool same_segments(const SegmentLayout* a, int n_a, const SegmentLayout* b, int n_b) {
+    bool same = n_a == n_b;
+    for (int s = 0; same && s < n_a; s++) {
+        same = a[s].format == b[s].format && a[s].width == b[s].width && a[s].offset == b[s].offset;
+    }
+    return same;
 }
 
 __device__ void move_row(const SegmentLayout* from, int n_from, const uint8_t* src, const SegmentLayout* to, int n_to,
@@ -60,7 +69,13 @@ __device__ void move_row(const SegmentLayout* from, int n_from, const uint8_t* s
     __syncthreads();
     read_row(from, n_from, src, x);
     __syncthreads();
-    // Quantizing what was just dequantized may move a code: segments that both rows store alike keep their bytes.
+    // Quantizing what was just dequantized may move a code: segments that both rows store alike keep their bytes. Where the row has the
+    // scale, that is all of a row or nothing.
+    if (has_row_scale(to, n_to)) {
+        if (!same_segments(from, n_from, to, n_to)) return write_scaled_row(to, n_to, x, dst);
+        for (int i = static_cast<int>(threadIdx.x); i < row_bytes; i += row_threads) dst[i] = src[i];
+        return;
+    }
     for (int s = threadIdx.x / 32; s < n_to; s += row_threads / 32) {
         const SegmentLayout segment = to[s];
         const uint8_t* same = nullptr;
@@ -100,20 +115,20 @@ __device__ float channel_of(const BlockArgs& p, const uint8_t* row, int column) 
     for (int s = 0; s < p.n_segments; s++) {
         const SegmentLayout segment = p.segments[s];
         const int i = column - segment.column;
-        if (i >= 0 && i < segment.width) return value_at(segment.format, row + segment.offset, i);
+        if (i >= 0 && i < segment.width) return value_at(segment.format, row, segment.offset, i);
     }
     return 0.0f;
 }
 
-constexpr int block_threads = chunk_width * block_slots;  // a warp a channel, a lane a token
+constexpr int block_threads = chunk_width * token_block_slots;  // a warp a channel, a lane a token
 constexpr int most_chunks_at_once = 16;
 
 // block: the segment in the row of the block's first slot
 template <class F>
 __device__ void store_chunk(const float* tokens, int32_t (*code)[chunk_width + 1], int chunk, int width, uint8_t* block,
                             int64_t stride) {
-    const int token = threadIdx.x % block_slots;
-    const int j = threadIdx.x / block_slots;
+    const int token = threadIdx.x % token_block_slots;
+    const int j = threadIdx.x / token_block_slots;
     const auto [scale, minimum] = F::put_affine(tokens, chunk * chunk_width + j, width, block, stride);
     code[token][j] = F::level(tokens[token], scale > 0.0f ? 1.0f / scale : 0.0f, minimum);
     __syncthreads();
@@ -127,18 +142,18 @@ __device__ void store_chunk(const float* tokens, int32_t (*code)[chunk_width + 1
 
 // grid: blocks x chunks that are stored at once
 __global__ void __launch_bounds__(block_threads) block_kernel(const __grid_constant__ BlockArgs p) {
-    __shared__ float x[chunk_width][block_slots];
-    __shared__ int32_t code[block_slots][chunk_width + 1];
-    const int j = threadIdx.x / block_slots;
-    const int token = threadIdx.x % block_slots;
-    const int first = static_cast<int>(blockIdx.x) * block_slots;
+    __shared__ float x[chunk_width][token_block_slots];
+    __shared__ int32_t code[token_block_slots][chunk_width + 1];
+    const int j = threadIdx.x / token_block_slots;
+    const int token = threadIdx.x % token_block_slots;
+    const int first = static_cast<int>(blockIdx.x) * token_block_slots;
     const int64_t slot = p.from_slot != nullptr ? p.from_slot[first + token] : first + token;
     const uint8_t* const row = p.rows + slot * p.row_bytes;
     uint8_t* const block = p.to.k_rows + static_cast<int64_t>(p.to_slot[first]) * p.to.k_row_bytes;
     unsigned turn = 0;
     for (int s = 0; s < p.to.n_k_segments; s++) {
         const SegmentLayout segment = p.to.k_segments[s];
-        if (!format_in_blocks(static_cast<Format>(segment.format))) continue;
+        if (!format_in_token_blocks(static_cast<Format>(segment.format))) continue;
         for (int chunk = 0; chunk < segment.width / chunk_width; chunk++) {
             if (turn++ % gridDim.y != blockIdx.y) continue;
             __syncthreads();  // the codes of the chunk before are packed
@@ -149,7 +164,7 @@ __global__ void __launch_bounds__(block_threads) block_kernel(const __grid_const
     case Format::name:                                                                                 \
         store_chunk<type>(x[j], code, chunk, segment.width, block + segment.offset, p.to.k_row_bytes); \
         break;
-                LKV_BLOCK_FORMATS(X)
+                LKV_TOKEN_BLOCK_FORMATS(X)
 #undef X
                 default:
                     break;
@@ -250,7 +265,7 @@ cudaError_t store_rows(const StoreArgs& args, int n_tokens, cudaStream_t stream)
 }
 
 cudaError_t store_blocks(const BlockArgs& args, int n_rows, cudaStream_t stream) {
-    const auto n_blocks = static_cast<unsigned>(n_rows / block_slots);
+    const auto n_blocks = static_cast<unsigned>(n_rows / token_block_slots);
     block_kernel<<<dim3(n_blocks, most_chunks_at_once), block_threads, 0, stream>>>(args);
     return cudaGetLastError();
 }

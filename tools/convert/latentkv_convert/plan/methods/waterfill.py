@@ -21,11 +21,11 @@ from ...errors import ConvertError
 from ...ir import SIDES, ModelSpec
 from ...rows import sizes
 from ...schema import RANK_PAD
-from .. import allotment, latent_plan
-from ..candidates import Shape
+from .. import allotment, arguments, latent_plan
+from ..candidates import ROW_WIDTHS, Shape
 from ..times import gpu_file
 from ..waterfill import DEPTHS, Waterfill
-from . import group_size, parse_group
+from . import group_size
 
 SUMMARY = "rank and bits of every segment from one byte budget (--kv-budget)"
 UNEQUAL_HEADS = True  # layers may have KV heads of their own
@@ -78,40 +78,23 @@ def add_arguments(parser: Any) -> None:
         help="context to fit the file for (default: the trained one), and to count a share of f16 at "
         "(default: 32768)",
     )
-    parser.add_argument(
-        "--sink",
-        type=limits.tokens(0, limits.SINK),
-        default=4,
-        metavar="N",
-        help="first tokens kept exact (default 4)",
-    )
-    parser.add_argument(
-        "--recent",
-        type=limits.tokens(0, limits.RECENT),
-        default=128,
-        metavar="N",
-        help="latest tokens kept exact (default 128)",
-    )
-    parser.add_argument(
-        "--group",
-        type=parse_group,
-        default=AUTO,
-        metavar="N|all",
-        help="KV heads whose keys share a latent (default: what --prefer asks for, at most 1024 channels)",
-    )
-    parser.add_argument(
-        "--group-v",
-        type=parse_group,
-        default=AUTO,
-        metavar="N|all",
-        help="KV heads whose values share a latent (default: the same)",
-    )
+    arguments.add_exact(parser, "first tokens kept exact", "latest tokens kept exact", 128)
+    keys = "KV heads whose keys share a latent (default: what --prefer asks for, at most 1024 channels)"
+    arguments.add_group(parser, AUTO, keys)
+    values = "KV heads whose values share a latent (default: the same)"
+    arguments.add_group(parser, AUTO, values, "--group-v")
     parser.add_argument(
         "--gpu-times",
         type=Path,
         default=None,
         metavar="FILE",
         help="decoding times of your GPU, from bench/attention_times.py (default: those of an H100)",
+    )
+    parser.add_argument(
+        "--scales",
+        choices=("segment", "row"),
+        default="segment",
+        help="what has a scale: every segment, with a minimum (default), or a whole row",
     )
     parser.add_argument(
         "--segment",
@@ -148,16 +131,27 @@ def create(options: Mapping[str, Any], spec: ModelSpec) -> Waterfill:
             "--served-context", f"more than sink {sink} and recent {recent} together", str(served)
         )
     kept = sink > 0 or recent > 0
-    path = latent_plan.k_path({"k_path": None}, spec, PREFER[options["prefer"]])
+    one_scale = options["scales"] == "row"
+    if one_scale and options["segment"] is not None:
+        raise ConvertError(
+            "--segment", "segments with scales of their own (--scales segment)", "--scales row"
+        )
+    widths = ROW_WIDTHS if one_scale else SEGMENT_WIDTHS
+    if spec.mla is not None and (options["master"] or one_scale):
+        option = "--master" if options["master"] else "--scales row"
+        raise ConvertError(option, "none for MLA, whose rows are keys and values in one", "one")
+    prefer = "speed" if spec.mla is not None else options["prefer"]  # rows are read as they are stored
+    path = latent_plan.k_path({"k_path": None}, spec, PREFER[prefer])
     rotates = path == "rotated" and spec.block.position == "rope"
     return Waterfill(
         Shape(
             paths={"k": path, "v": "latent"},
-            widths=SEGMENT_WIDTHS if options["segment"] is None else (options["segment"],),
+            widths=widths if options["segment"] is None else (options["segment"],),
             sink=sink,
             recent=recent,
             context=(served or spec.n_ctx) if rotates else None,
             one_row=options["one_row"],
+            one_scale=one_scale,
         ),
         groupings=groupings,
         count=allotment.count(

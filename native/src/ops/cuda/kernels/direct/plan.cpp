@@ -43,7 +43,7 @@ const char* take(const Request& request, Plan& a) {
         return DirectLayout(args, instance.rows).total(args, instance.rows) <= limit;
     };
     const auto choose = [&](int limit) {
-        const int least_tile = a.in_blocks != 0 ? block_slots : 16;
+        const int least_tile = a.in_blocks != 0 ? token_block_slots : 16;
         for (const int tile : {128, 64, 32, 16}) {
             if (tile < least_tile) continue;
             // rebuilt tiles wait for their products, not for memory; 64 rows fill the tensor cores' tiles
@@ -86,7 +86,7 @@ std::vector<uint32_t> pack(const KeyFactor& f) {
 
 void shrink(Plan& plan, int tile, int stages) {
     DirectPlan own = plan.as<DirectPlan>();
-    plan.tile = std::min(plan.in_blocks != 0 ? std::max(tile, block_slots) : tile, plan.tile);
+    plan.tile = std::min(plan.in_blocks != 0 ? std::max(tile, token_block_slots) : tile, plan.tile);
     own.stages = std::min(stages, own.stages);
     plan.keep(own);
 }
