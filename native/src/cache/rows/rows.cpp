@@ -140,7 +140,7 @@ RowLayout Rows::values_layout(int region, int layer) const {
 // Of MLA's rows, which are keys and values, K's format comes first, as llama.cpp has it.
 std::optional<Format> Rows::chosen_format(int layer, bool value_side) const {
     const bool is_keys = layer_spec(layer).is_mla() && options_.k_format;
-    if (is_keys && format_in_blocks(*options_.k_format)) {
+    if (is_keys && format_in_token_blocks(*options_.k_format)) {
         fail("kv k", "expected a format of single tokens, as rows are keys and values in one (MLA); choose --kv ",
              format_name(format_of_rows(*options_.k_format)), "; got ", format_name(*options_.k_format));
     }
