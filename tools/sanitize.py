@@ -113,7 +113,7 @@ def python_tests(sanitizer: Sanitizer, folder: Path, arguments: list[str]) -> No
         shutil.copy(module, level)
     preload = " ".join(map(library, sanitizer.libraries))
     path = f"{package}{os.pathsep}{ROOT / 'tools' / 'convert'}"
-    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", f"--timeout={TIMEOUT}", *arguments)
+    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", f"--timeout={TIMEOUT}", "-n", "auto", *arguments)
     run(sanitizer, sys.executable, *words, LD_PRELOAD=preload, PYTHONPATH=path)
 
 
@@ -130,7 +130,7 @@ def main(arguments: list[str]) -> int:
     sanitizer = SANITIZERS[arguments[0]]
     folder = ROOT / "build" / "sanitize" / arguments[0]
     build(sanitizer, folder)
-    words = ("--tests-regex", sanitizer.native_tests, "--parallel", "2")
+    words = ("--tests-regex", sanitizer.native_tests, "--parallel", str(os.cpu_count()))
     run(sanitizer, "ctest", "--test-dir", folder, *words, "--output-on-failure", "--no-tests=error")
     python_tests(sanitizer, folder, arguments[1:] or list(sanitizer.python_tests))
     return 0

@@ -60,7 +60,6 @@ def combination(rng: random.Random, master: bool) -> dict[str, Any]:
     for region in ("kv_sink", "kv_recent"):
         chosen[region] = rng.choice(FORMATS)
     chosen["n_seq_max"] = rng.choice((2, 2, 4))
-    chosen["n_ubatch"] = rng.choice((64, 512))
     return {name: value for name, value in chosen.items() if value != ""}
 
 

@@ -15,6 +15,7 @@ void bind_blocks(pybind11::module_& module);
 void bind_chat(pybind11::module_& module);
 void bind_model(pybind11::module_& module);
 void bind_vocab(pybind11::class_<lkv::Model, std::shared_ptr<lkv::Model>>& model);
+void bind_rows(pybind11::module_& module);
 void bind_session(pybind11::module_& module);
 void bind_sampler(pybind11::module_& module);
 

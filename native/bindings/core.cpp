@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "bindings.h"
 #include "cache/formats.h"
+#include "cache/slots.h"
 #include "devices/gpus.h"
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
@@ -54,6 +55,26 @@ py::list gpu_memory() {
     return found;
 }
 
+// Of one sequence, on the CPU.
+py::dict cache_slots(int n_ctx, int sink, int recent, double recent_ratio, const std::vector<int>& windows,
+                     bool blocks) {
+    lkv::KvCacheOptions options;
+    options.n_ctx = n_ctx;
+    options.n_ubatch = std::min(lkv::SessionOptions{}.n_ubatch, n_ctx);
+    options.sink = sink;
+    options.recent = recent;
+    options.recent_ratio = recent_ratio;
+    lkv::shorten_ubatches(options, false);
+    const lkv::CacheSlots slots = lkv::count_slots(options, windows, blocks);
+    py::dict found;
+    found["sink"] = slots.sink;
+    found["recent"] = slots.recent;
+    found["middle"] = slots.middle;
+    found["ring"] = slots.ring;
+    found["in_ring"] = slots.in_ring;
+    return found;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_core, module) {
@@ -82,20 +103,16 @@ PYBIND11_MODULE(_core, module) {
     module.def("gpu_memory", &gpu_memory);
     module.def(
         "set_log_level", [](int level) { lkv::set_log_level(static_cast<lkv::LogLevel>(level)); }, py::arg("level"));
+    module.attr("CELL_BYTES") = lkv::Cells::bytes_per_slot();
+    module.attr("DEMOTION_BATCH") = lkv::demotion_batch;
+    module.def("cache_slots", &cache_slots, py::arg("n_ctx"), py::arg("sink"), py::arg("recent"),
+               py::arg("recent_ratio"), py::arg("windows"), py::arg("blocks"));
     module.def(
         "content_hash", [](const std::string& path) { return lkv::content_hash(lkv::GgufFile::open(path)); },
         py::arg("path"));
-    module.def(
-        "format_bytes",
-        [](const std::string& format, int width) {
-            const std::optional<lkv::Format> found = lkv::parse_format(format);
-            if (!found) lkv::fail("format", "expected a row format; got ", lkv::quoted(format));
-            const int unit = lkv::format_width_multiple(*found);
-            return lkv::format_bytes(*found, (width + unit - 1) / unit * unit);
-        },
-        py::arg("format"), py::arg("width"));
     bind_blocks(module);
     bind_model(module);
+    bind_rows(module);
     bind_chat(module);
     bind_session(module);
     bind_sampler(module);

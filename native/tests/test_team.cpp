@@ -69,26 +69,26 @@ void waiting_threads_sleep() {
     const double begin = processor_seconds();
     team.run(pause, nullptr, 4);
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
-    CHECK(processor_seconds() - begin < 0.2);  // of 2.1 if they looked
+    CHECK(processor_seconds() - begin < 0.2);  // of 2.1 if they spun
 }
 
 void patience_follows_what_it_brings() {
     Patience patience(100'000);
     CHECK(patience.next() == 100'000);
-    patience.looked(true);
+    patience.spun(true);
     CHECK(patience.next() == 100'000);
-    for (int i = 0; i < 4; i++) patience.looked(false);
+    for (int i = 0; i < 4; i++) patience.spun(false);
     int looks = 0;
     for (int i = 0; i < 160; i++) {
         if (patience.next() > 0) {
             looks++;
-            patience.looked(false);
+            patience.spun(false);
         }
     }
     CHECK(looks == 10);
-    patience.looked(true);
+    patience.spun(true);
     CHECK(patience.next() > 0);
-    for (int i = 0; i < 10; i++) patience.looked(true);
+    for (int i = 0; i < 10; i++) patience.spun(true);
     CHECK(patience.next() == 100'000);
 }
 

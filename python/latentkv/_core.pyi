@@ -1,7 +1,7 @@
 """The native runtime: GGUF reader, one decoder block, the latent cache, ggml graph, libllama's samplers."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,33 @@ def dequantize(data: NDArray[np.uint8], type: str) -> NDArray[np.float32]:
 
 def format_bytes(format: str, width: int) -> int:
     """Bytes of a token's segment of `width` channels, which are rounded up to whole units of the format (one
-    of build_info's, or none)."""
+    of build_info's, or none). Formats n8 … n1: without the row's scale, and alone; in a row, neighbours of one
+    format are one segment."""
+
+def row_bytes(groups: Sequence[Sequence[tuple[str, int]]]) -> int:
+    """Bytes of a token's row whose groups have these segments, (format, channels) each."""
+
+def stored_rows(
+    groups: Sequence[Sequence[tuple[str, int]]], rows: NDArray[np.float32]
+) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Rows [n, channels of all groups] as a cache stores them, [n, row bytes], and what it reads of these,
+    [n, channels]; channels in segments of none are 0."""
+
+CELL_BYTES: int  # of a slot, beside its rows
+DEMOTION_BATCH: int  # recent tokens that are compressed at once
+
+class CacheSlots(TypedDict):
+    sink: int
+    recent: int
+    middle: int  # of a layer that holds the context
+    ring: int  # of one that holds a window, 0: there are none
+    in_ring: list[bool]  # of every layer
+
+def cache_slots(
+    n_ctx: int, sink: int, recent: int, recent_ratio: float, windows: Sequence[int], blocks: bool
+) -> CacheSlots:
+    """Slots of a cache of one sequence on the CPU. windows: of every layer, 0: none. blocks: K lies in token
+    blocks."""
 
 def content_hash(path: str) -> str:
     """64 hexadecimal digits that a sidecar knows its base by: docs/gguf.md, Sidecars."""

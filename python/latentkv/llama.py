@@ -26,12 +26,12 @@ from latentkv.sampling.logprobs import log_softmax
 from latentkv.sampling.options import RANDOM_SEED, SamplingOptions
 from latentkv.sampling.speculative import DraftModel
 from latentkv.session.evaluator import Evaluator
+from latentkv.session.lock import SessionLock, ShuttingDown, locked
 from latentkv.session.pooling import POOLINGS, chosen, pooling_name
 from latentkv.session.prefix import common
 from latentkv.session.prompt_cache import BaseLlamaCache
 from latentkv.session.state import LlamaState
 from latentkv.session.timings import Timings
-from latentkv.session.turns import ShuttingDown, Turn, in_turn
 from latentkv.text import utf8
 
 
@@ -219,7 +219,7 @@ class Llama(OpenAICalls):
         """The GGUF keys, as text."""
         return {key: str(value) for key, value in self.model.metadata.items()}
 
-    @in_turn
+    @locked
     def kv_bytes(self) -> dict[str, Any]:
         """Bytes that the cache allocated: total, k, v, cells, per_token, f16_per_token and the regions."""
         return self.session.kv_bytes()
@@ -249,7 +249,7 @@ class Llama(OpenAICalls):
     # What is cached, and the logits behind it.
 
     @property
-    def lock(self) -> Turn:
+    def lock(self) -> SessionLock:
         """Whoever holds it may use the session."""
         return self.evaluator.lock
 
@@ -352,7 +352,7 @@ class Llama(OpenAICalls):
         if self.cache is not None:
             self.cache[self.evaluator.eval_tokens] = self.save_state()
 
-    @in_turn
+    @locked
     def save_state(self, path: str | Path | None = None, extra: dict[str, Any] | None = None) -> LlamaState:
         """A copy of the cache and of what belongs to it; with `path`, also written there."""
         state = LlamaState(
@@ -366,7 +366,7 @@ class Llama(OpenAICalls):
             state.write(path)
         return state
 
-    @in_turn
+    @locked
     def load_state(self, state: LlamaState | str | Path) -> LlamaState:
         """Goes on from a state (or the file of one) that the same model saved; returns it. Rows of other
         formats, budgets or exact windows are coded anew, and what they lose is said in one line."""
@@ -411,7 +411,7 @@ class Llama(OpenAICalls):
         options = SamplingOptions.of_call("generate", locals(), self)
         return (yield from tokens_after(self, tokens, options, reset, logits_processor, stopping_criteria))
 
-    @in_turn
+    @locked
     def sample(
         self,
         top_k: int = 40,
@@ -445,7 +445,7 @@ class Llama(OpenAICalls):
 
     # Ends.
 
-    @in_turn
+    @locked
     def close(self) -> None:
         """Frees cache and weights; calling it again does nothing."""
         self._model = None

@@ -28,7 +28,7 @@ def compressed(model: Any, work: Work, plan: Plan) -> Iterator[Any]:
     for index, layer in enumerate(plan.layers):
         for side in SIDES:
             chosen = layer.side(side)
-            if chosen.path == "rotated" and work.spec.turn(index).base:
+            if chosen.path == "rotated" and work.spec.rope(index).base:
                 after[index] = torch.from_numpy(as_stored(work, projector(work, index, chosen.ranks))).float()
             elif chosen.kept:  # a bias of K adds the same to all scores of a query, projected or not
                 added = bias(work, index, side, chosen.kept)

@@ -15,13 +15,14 @@ T of_type(Format format, T none, F&& f) {
 
 // Whole chunks of 16 go through vectors; only formats without a scale can have a remainder.
 template <class F>
-void decode_segment(const uint8_t* src, int width, float* dst) {
+void decode_segment(const uint8_t* row, int offset, int width, float* dst) {
     constexpr int chunks_per_block = F::block / chunk_width;
-    Affine a = F::affine(src, 0);
+    const uint8_t* const src = row + offset;
+    Affine a = affine_of<F>(row, offset, 0);
     const int n_chunks = width / chunk_width;
     for (int chunk = 0; chunk < n_chunks; chunk++) {
         if constexpr (chunks_per_block > 0) {
-            if (chunk % chunks_per_block == 0) a = F::affine(src, chunk / chunks_per_block);
+            if (chunk % chunks_per_block == 0) a = affine_of<F>(row, offset, chunk / chunks_per_block);
         }
         f32x16 v = F::codes(src, chunk);
         if constexpr (F::quantized) {
@@ -75,7 +76,7 @@ bool format_is_fitted(Format format) {
         if constexpr (requires { decltype(f)::is_fitted; }) {
             return bool{decltype(f)::is_fitted};
         } else {
-            return false;
+            return is_scaled_by_row<decltype(f)>;
         }
     });
 }
@@ -103,8 +104,8 @@ Format format_of_rows(Format format) {
     }
 }
 
-void read_segment(Format format, const uint8_t* src, int width, float* dst) {
-    with_format(format, [=](auto f) { decode_segment<decltype(f)>(src, width, dst); });
+void read_segment(Format format, const uint8_t* row, int offset, int width, float* dst) {
+    with_format(format, [=](auto f) { decode_segment<decltype(f)>(row, offset, width, dst); });
 }
 
 void read_block_segment(Format format, const uint8_t* block, int64_t stride, const uint8_t* src, int width,

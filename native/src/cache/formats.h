@@ -13,6 +13,7 @@
 #include "cache/formats/f16.h"
 #include "cache/formats/f32.h"
 #include "cache/formats/iq4_nl.h"
+#include "cache/formats/normal.h"
 #include "cache/formats/q4_0.h"
 #include "cache/formats/q4_1.h"
 #include "cache/formats/q5_0.h"
@@ -54,7 +55,20 @@
     X(q5_1, Q5_1)            \
     X(iq4_nl, IQ4_NL)
 
-#define LKV_ROW_FORMATS(X) LKV_STORED_FORMATS(X) LKV_STOCK_FORMATS(X)
+// Of rows that have one scale (formats/normal.h). A row has these throughout, or none of them.
+#define LKV_NORMAL_FORMATS(X) \
+    X(n8, NormalFormat<8>)    \
+    X(n6, NormalFormat<6>)    \
+    X(n5, NormalFormat<5>)    \
+    X(n4, NormalFormat<4>)    \
+    X(n3, NormalFormat<3>)    \
+    X(n2, NormalFormat<2>)    \
+    X(n1, NormalFormat<1>)
+
+// Whose segments stand alone.
+#define LKV_SEGMENT_FORMATS(X) LKV_STORED_FORMATS(X) LKV_STOCK_FORMATS(X)
+
+#define LKV_ROW_FORMATS(X) LKV_SEGMENT_FORMATS(X) LKV_NORMAL_FORMATS(X)
 
 namespace lkv {
 
@@ -62,13 +76,14 @@ namespace lkv {
 enum class Format : int32_t {
     none,
     LKV_FORMATS_1_TO_8(X) last_retired = 15,
-    LKV_FORMATS_FROM_16(X) LKV_BLOCK_FORMATS(X) LKV_STOCK_FORMATS(X)
+    LKV_FORMATS_FROM_16(X) LKV_BLOCK_FORMATS(X) LKV_STOCK_FORMATS(X) LKV_NORMAL_FORMATS(X)
 };
 #undef X
 
 // In the file's order, without `none`.
 #define X(name, type) Format::name,
-constexpr Format all_formats[] = {LKV_STORED_FORMATS(X) LKV_BLOCK_FORMATS(X) LKV_STOCK_FORMATS(X)};
+constexpr Format all_formats[] = {LKV_STORED_FORMATS(X) LKV_BLOCK_FORMATS(X) LKV_STOCK_FORMATS(X)
+                                      LKV_NORMAL_FORMATS(X)};
 #undef X
 
 // Whether tokens are stored in blocks of 32 slots: K of the middle region only.
@@ -78,6 +93,19 @@ LKV_HD constexpr bool format_in_blocks(Format format) {
     case Format::name: \
         return true;
         LKV_BLOCK_FORMATS(X)
+#undef X
+        default:
+            return false;
+    }
+}
+
+// Whether a row of such segments begins with their scale.
+LKV_HD constexpr bool format_scaled_by_row(Format format) {
+    switch (format) {
+#define X(name, type)  \
+    case Format::name: \
+        return true;
+        LKV_NORMAL_FORMATS(X)
 #undef X
         default:
             return false;
@@ -130,13 +158,25 @@ decltype(auto) with_block_format(Format format, F&& f) {
 
 #if !defined(__CUDACC__)
 
-// x: [width] -> dst: [format_bytes(format, width)]
+// x: [width] -> dst: [format_bytes(format, width)]. Not of formats that are scaled by their row.
 inline void write_segment(Format format, const float* x, int width, uint8_t* dst) {
-    with_format(format, [=](auto f) { decltype(f)::write(x, width, dst); });
+    with_format(format, [=](auto f) {
+        if constexpr (is_scaled_by_row<decltype(f)>) {
+            throw std::invalid_argument(std::string("[format] expected a format with scales of its own; got ") +
+                                        format_name(format));
+        } else {
+            decltype(f)::write(x, width, dst);
+        }
+    });
 }
 
-// src: [format_bytes(format, width)] -> dst: [width]
-void read_segment(Format format, const uint8_t* src, int width, float* dst);
+// The segment that begins `offset` bytes into a row -> dst: [width]
+void read_segment(Format format, const uint8_t* row, int offset, int width, float* dst);
+
+// src: [format_bytes(format, width)] -> dst: [width]. Not of formats that are scaled by their row.
+inline void read_segment(Format format, const uint8_t* src, int width, float* dst) {
+    read_segment(format, src, 0, width, dst);
+}
 
 // A format of blocks. block: the segment in the row of the block's first slot, rows `stride` bytes apart; src: the segment in
 // the slot's own row -> dst: [width]

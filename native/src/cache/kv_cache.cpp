@@ -1,9 +1,9 @@
 #include "cache/kv_cache.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "base/error.h"
+#include "cache/slots.h"
 
 namespace lkv {
 namespace {
@@ -23,30 +23,6 @@ void check_eviction(const KvCacheOptions& options) {
              " recent ones and ", slot_tile, " compressed ones; raise --keep-tokens, or lower --sink or --recent; got ",
              options.evict.keep);
     }
-}
-
-int recent_slots(const KvCacheOptions& options) {
-    if (!options.keeps_recent()) return 0;
-    const int share = static_cast<int>(std::ceil(options.recent_ratio * options.n_ctx));
-    const int64_t slots = int64_t{options.recent + demotion_batch} * options.n_seq_max + share +
-                          std::min(options.n_ubatch, options.exact_ubatch);
-    return static_cast<int>(std::min<int64_t>(slots, options.n_ctx));
-}
-
-// Slots for as many tokens as the windows of all sequences hold, and a ubatch.
-int64_t ring_slots(const KvCacheOptions& options, int window) {
-    return whole_tiles(int64_t{window} * options.n_seq_max + options.n_ubatch);
-}
-
-// Layers whose window is shorter than the context.
-std::vector<bool> ring_layers(const HParams& hparams, const KvCacheOptions& options) {
-    std::vector<bool> in_ring(static_cast<size_t>(hparams.n_layer), false);
-    const auto& layers = hparams.block.layers;
-    for (size_t il = 0; il < layers.size(); il++) {
-        const int window = layers[il].window;
-        in_ring[il] = window > 0 && ring_slots(options, window) < whole_tiles(options.n_ctx);
-    }
-    return in_ring;
 }
 
 // Bytes of one sequence's states, in those of these layers that are recurrent.
@@ -81,11 +57,9 @@ KvCache::KvCache(const HParams& hparams, const CacheSpec& spec, const KvCacheOpt
 }
 
 Placement KvCache::make_placement(const HParams& hparams) {
-    if (options_.sink > 0) rows_.add_exact("sink", options_.sink * options_.n_seq_max, options_.sink_format);
-    if (const int n = recent_slots(options_); n > 0) rows_.add_exact("recent", n, options_.recent_format);
+    const bool blocks = rows_.takes_blocks();
     const bool evicts = options_.evict.policy != nullptr;
     if (evicts) check_eviction(options_);
-    const bool blocks = rows_.takes_blocks();
     if (blocks && !options_.keeps_recent()) {
         fail("recent",
              "expected recent tokens, --recent 1 or more, beside rows of K in blocks of 32 tokens (c8 … c2), ",
@@ -95,27 +69,19 @@ Placement KvCache::make_placement(const HParams& hparams) {
         fail("evict", "expected a format of single tokens for K, as tokens go one by one; choose --kv q8 … q2; got ",
              "blocks of 32 (c8 … c2)");
     }
-    std::vector<bool> in_ring(static_cast<size_t>(hparams.n_layer), false);
-    int window = 0;  // the longest of a layer in the ring
-    if (!blocks) {
-        in_ring = ring_layers(hparams, options_);
-        for (size_t il = 0; il < in_ring.size(); il++) {
-            if (in_ring[il]) window = std::max(window, hparams.block.layers[il].window);
-        }
-    }
-    const int n_ring = window == 0 ? 0 : static_cast<int>(ring_slots(options_, window));
-    const int64_t kept = int64_t{options_.evict_budget()} * options_.n_seq_max;
-    rows_.add_middle(evicts ? static_cast<int>(std::min(int64_t{options_.n_ctx}, kept)) : options_.n_ctx, evicts,
-                     in_ring, n_ring);
+    std::vector<int> windows(static_cast<size_t>(hparams.n_layer), 0);
+    const auto& layers = hparams.block.layers;
+    for (size_t il = 0; il < layers.size(); il++) windows[il] = layers[il].window;
+    const CacheSlots slots = count_slots(options_, windows, blocks);
+    if (slots.sink > 0) rows_.add_exact("sink", slots.sink, options_.sink_format);
+    if (slots.recent > 0) rows_.add_exact("recent", slots.recent, options_.recent_format);
+    const int64_t kept = whole_tiles(int64_t{options_.evict_budget()} * options_.n_seq_max);
+    const int middle = evicts ? static_cast<int>(std::min<int64_t>(slots.middle, kept)) : slots.middle;
+    rows_.add_middle(middle, evicts, slots.in_ring, slots.ring);
 
-    Placement::Sizes sizes{0, 0, static_cast<int>(whole_tiles(options_.n_ctx)), blocks ? block_slots : 1};
-    for (const RegionRows& region : rows_.regions()) {
-        if (region.name == "sink") sizes.sink = region.n_slots;
-        if (region.name == "recent") sizes.recent = region.n_slots;
-    }
-    Placement placement(options_, sizes, hparams.n_layer);
-    if (n_ring > 0) placement.select(std::make_unique<Ring>(n_ring, window), in_ring);
-    if (evicts) add_eviction(placement, in_ring);
+    Placement placement(options_, {slots.sink, slots.recent, slots.middle, blocks ? block_slots : 1}, hparams.n_layer);
+    if (slots.ring > 0) placement.select(std::make_unique<Ring>(slots.ring, slots.window), slots.in_ring);
+    if (evicts) add_eviction(placement, slots.in_ring);
     return placement;
 }
 
@@ -179,26 +145,7 @@ KvBytes KvCache::bytes() const {
     return total;
 }
 
-RegionView KvCache::view(int region, int layer) const {
-    const Cells& held = placement_.cells(region, layer);
-    const bool has_rows = rows_.region(region, layer).layers[static_cast<size_t>(layer)].held;
-    const bool of_value = rows_.key_of_value(layer);
-    return {rows_.row(region, layer, of_value, 0),
-            rows_.v_row(region, layer, 0),
-            held.pos_data(),
-            held.seq_data(),
-            has_rows ? held.end() : 0,
-            rows_.layout(region, layer, of_value),
-            rows_.v_layout(region, layer)};
-}
-
-float* KvCache::masses(int region, int layer) {
-    if (!has_masses(region)) return nullptr;
-    Eviction& eviction = *placement_.eviction();
-    return region == placement_.middle() ? eviction.mass(layer) : eviction.recent_mass(layer);
-}
-
-void KvCache::demote(int n_ahead) {
+void KvCache::demote_recent(int n_ahead) {
     const std::vector<RowMove> moves = placement_.demote(n_ahead);
     if (moves.empty()) return;
     for (CacheDevice* device : rows_.devices()) {

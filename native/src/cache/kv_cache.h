@@ -66,16 +66,34 @@ public:
     int32_t resumable(int seq, int32_t limit) const;
 
     // The kernel's view of one layer; stays valid until slots change.
-    RegionView view(int region, int layer) const;
+    RegionView view(int region, int layer) const {
+        const Cells& held = placement_.cells(region, layer);
+        const bool has_rows = rows_.region(region, layer).layers[static_cast<size_t>(layer)].held;
+        const bool of_value = rows_.key_of_value(layer);
+        return {rows_.row(region, layer, of_value, 0),
+                rows_.v_row(region, layer, 0),
+                held.pos_data(),
+                held.seq_data(),
+                has_rows ? held.end() : 0,
+                rows_.layout(region, layer, of_value),
+                rows_.v_layout(region, layer)};
+    }
     // What a region's slots have gathered in a layer that evicts, [slots]; null where every token stays, as sinks do anyway.
-    float* masses(int region, int layer);
+    float* masses(int region, int layer) {
+        if (!has_masses(region)) return nullptr;
+        Eviction& eviction = *placement_.eviction();
+        return region == placement_.middle() ? eviction.mass(layer) : eviction.recent_mass(layer);
+    }
     bool has_masses(int region) const { return region == placement_.middle() || region == placement_.recent(); }
     // Where a decoded token's rows go, sinks and a full window aside.
     int entered_region() const { return placement_.recent() >= 0 ? placement_.recent() : placement_.middle(); }
     // After a ubatch: moves what is no longer recent to middle, in every layer (Placement::demote).
-    void demote(int n_ahead = 0);
+    void demote(int n_ahead = 0) {
+        if (placement_.recent() >= 0) demote_recent(n_ahead);
+    }
 
 private:
+    void demote_recent(int n_ahead);
     Placement make_placement(const HParams& hparams);
     bool can_end_at(int seq, const Positions& removed, int32_t& end) const;
     void add_eviction(Placement& placement, const std::vector<bool>& in_ring) const;

@@ -33,7 +33,4 @@ struct KvCacheOptions : PlacementOptions {
     int evict_budget() const { return evict.keep - sink - recent; }
 };
 
-constexpr int slot_tile = 64;  // kernels walk slots in tiles of this many; middle and ring are whole ones
-constexpr int64_t whole_tiles(int64_t n) { return (n + slot_tile - 1) / slot_tile * slot_tile; }
-
 }  // namespace lkv

@@ -1,8 +1,10 @@
 // A row is what one token leaves in one tensor (K or V) of one layer: groups of channels, each cut in segments, each
-// segment in a format. A row is a list of segments, nothing else: every path, rank, plan and region is one of these lists.
+// segment in a format. A row is a list of segments, and in some formats one scale before them (formats/normal.h): every path, rank,
+// plan and region is one of these lists.
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace lkv {
@@ -37,7 +39,8 @@ struct SegmentSpec {
     int width;  // channels, a multiple of the format's width multiple
 };
 
-// Owns what a RowLayout points at. Segments follow each other in the row without gaps, groups in order.
+// Owns what a RowLayout points at. Segments follow each other in the row without gaps, groups in order. Neighbours of one group in one
+// format that is scaled by its row become one segment.
 class RowPlan {
 public:
     RowPlan() = default;
@@ -55,6 +58,9 @@ public:
     int row_bytes() const { return row_bytes_; }
 
 private:
+    void check_scale(Format format, const std::string& where);
+    void append(Format format, int width, GroupLayout& group);
+
     std::vector<SegmentLayout> segments_;
     std::vector<GroupLayout> groups_;
     int width_ = 0;
@@ -63,6 +69,12 @@ private:
 
 // Whether a segment's format is one of those.
 bool has_format(const RowLayout& layout, bool (*of)(Format));
+
+// Whether the row begins with the scale of all its segments.
+bool has_row_scale(const RowLayout& layout);
+
+// Whether both have the same segments in the same places.
+bool same_layout(const RowLayout& a, const RowLayout& b);
 
 // Whether a segment is stored in blocks: then write_block and read_slot replace write_row and read_row, which throw
 // std::invalid_argument.
@@ -82,7 +94,7 @@ void read_slot(const RowLayout& layout, const uint8_t* rows, int64_t slot, float
 
 // Requantizes n_rows consecutive rows from one layout into another: channels that `from` does not keep become zeros, channels that `to`
 // does not keep are dropped. Both layouts have the same groups and widths. A segment that both store alike is copied bit
-// for bit. Throws std::invalid_argument when the groups differ.
+// for bit; where the row has the scale, that is a row which both store alike. Throws std::invalid_argument when the groups differ.
 void move_rows(const RowLayout& from, const uint8_t* src, const RowLayout& to, uint8_t* dst, int n_rows = 1);
 
 // The same for 32 rows wherever they lie, into a block. src: [32] rows, dst: [32, to.row_bytes].

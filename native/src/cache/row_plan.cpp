@@ -43,10 +43,8 @@ RowPlan::RowPlan(const std::vector<std::vector<SegmentSpec>>& groups) {
                 refuse("none segments only at the end of a group",
                        std::string(format_name(format)) + " after none" + at(g, s));
             } else {
-                segments_.push_back({static_cast<int32_t>(format), width, width_, row_bytes_});
-                row_bytes_ += format_bytes(format, width);
-                group.kept += width;
-                group.n_segments++;
+                check_scale(format, at(g, s));
+                append(format, width, group);
             }
             group.width += width;
             width_ += width;
@@ -56,6 +54,34 @@ RowPlan::RowPlan(const std::vector<std::vector<SegmentSpec>>& groups) {
         }
         groups_.push_back(group);
     }
+}
+
+// The row has one scale, or each segment its own.
+void RowPlan::check_scale(Format format, const std::string& where) {
+    if (segments_.empty()) {
+        row_bytes_ = format_scaled_by_row(format) ? row_scale_bytes : 0;
+        return;
+    }
+    const auto first = static_cast<Format>(segments_.front().format);
+    if (format_scaled_by_row(first) != format_scaled_by_row(format)) {
+        refuse("formats n8 … n1 throughout a row, or none of them",
+               std::string(format_name(first)) + " and " + format_name(format) + where);
+    }
+}
+
+void RowPlan::append(Format format, int width, GroupLayout& group) {
+    group.kept += width;
+    if (group.n_segments > 0 && format_scaled_by_row(format)) {
+        SegmentLayout& last = segments_.back();
+        if (last.format == static_cast<int32_t>(format)) {
+            last.width += width;
+            row_bytes_ = last.offset + format_bytes(format, last.width);
+            return;
+        }
+    }
+    segments_.push_back({static_cast<int32_t>(format), width, width_, row_bytes_});
+    row_bytes_ += format_bytes(format, width);
+    group.n_segments++;
 }
 
 RowPlan RowPlan::uniform(int n_groups, int width, Format format) {

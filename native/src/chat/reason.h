@@ -1,4 +1,4 @@
-// What llama.cpp's chat code says in exceptions, for messages of one line.
+// Messages of llama.cpp's exceptions in one line.
 #pragma once
 
 #include <exception>

@@ -183,7 +183,7 @@ std::vector<bool> local_layers(const GgufFile& file, const HParams& h, int stock
     return local;
 }
 
-// Layers with a window turn by a base of their own, or unscaled, and the others see all tokens.
+// Layers with a window have a RoPE base of their own, or the same unscaled; the others see all tokens.
 void alternate(const GgufFile& file, const HParams& h, const schema::StockBlock& stock, BlockDescription& block) {
     const float base =
         read_float(file, h.architecture + ".rope.freq_base_swa", 1.0F, largest_base, stock.local_rope_base);

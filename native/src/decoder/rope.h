@@ -11,12 +11,12 @@ namespace lkv {
 struct Rope {
     std::vector<float> freqs;  // [n_rot/2] radians per position; empty: no RoPE
     // base^(-2i/n_rot) / freqs[i]: the same table as ggml_rope_ext's divisors. [widest head_dim/2], ones behind n_rot/2: ggml's CPU reads a
-    // divisor for each pair of a head, those that do not turn too.
+    // divisor for each pair of a head, those that are not rotated too.
     std::vector<float> ggml_factors;
     float base = 10000.0F;
     float mscale = 1.0F;
 
-    bool turns() const { return !freqs.empty(); }
+    bool rotates() const { return !freqs.empty(); }
 };
 
 // Layers with equal frequencies share a table.

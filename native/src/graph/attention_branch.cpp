@@ -43,7 +43,7 @@ void AttentionBranch::describe_rebuild(LatentAttnParams& p, int il) const {
     p.k_norm = layer.k_norm.empty() ? nullptr : layer.k_norm.data();
     p.k_norm_eps = h_.norm_eps;
     const Rope& rope = from_.ropes.of(il);
-    p.rope_freqs = rope.turns() ? rope.freqs.data() : nullptr;
+    p.rope_freqs = rope.rotates() ? rope.freqs.data() : nullptr;
     p.rope_mscale = rope.mscale;
     p.n_rot = h_.heads_of(il).n_rot;
     p.rope_neox = h_.block.rope_pairing == RopePairing::neox;

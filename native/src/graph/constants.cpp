@@ -54,7 +54,7 @@ GraphConstants make_graph_constants(const HParams& h, const Ropes& ropes, bool r
     const int block_v = hadamard_block(h, true);
     for (const Rope& rope : ropes.tables) {
         const auto n = static_cast<int64_t>(rope.ggml_factors.size());
-        constants.rope_factors.push_back(rope.turns() ? ggml_new_tensor_1d(ctx, GGML_TYPE_F32, n) : nullptr);
+        constants.rope_factors.push_back(rope.rotates() ? ggml_new_tensor_1d(ctx, GGML_TYPE_F32, n) : nullptr);
     }
     if (rotate_k) {
         constants.hadamard_k = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, block_k, block_k);

@@ -72,7 +72,7 @@ ggml_tensor* Builder::input(ggml_type type, int64_t ne0, int64_t ne1, const char
 // Whether a layer of this graph rotates its queries and keys by their positions.
 bool Builder::has_rope() const {
     for (int il = first_layer(); il < end_layer(); il++) {
-        if (h_.attends(il) && from_.ropes.of(il).turns()) return true;
+        if (h_.attends(il) && from_.ropes.of(il).rotates()) return true;
     }
     return false;
 }

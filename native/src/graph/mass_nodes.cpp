@@ -1,6 +1,7 @@
 // Nodes of eviction: what a layer's slots gather from a batch's queries, and its sum in the cache.
 #include <array>
 
+#include "cache/slots.h"
 #include "graph/ggml_entry.h"
 
 namespace lkv {

@@ -13,8 +13,8 @@ bool raw_keys(const LayerCacheSpec& spec) {
 
 ggml_tensor* Projections::rope(ggml_tensor* x, int il) const {
     const Rope& rope = ropes_.of(il);
-    if (!rope.turns()) return x;
-    // held: a GPU's products with E_q and E_k turn their vectors themselves
+    if (!rope.rotates()) return x;
+    // held: a GPU's products with E_q and E_k apply RoPE themselves
     ops_.held(x);
     const int mode = h_.block.rope_pairing == RopePairing::neox ? GGML_ROPE_TYPE_NEOX : GGML_ROPE_TYPE_NORMAL;
     return ggml_rope_ext(ctx_, x, positions_, constants_.rope_factors[ropes_.of_layer[static_cast<size_t>(il)]],

@@ -59,7 +59,7 @@ ggml_tensor* key_rows(ggml_context* ctx, const Model& model, const LayerWeights&
     if (layer.attn_k_norm != nullptr) {
         k = ggml_mul(ctx, ggml_rms_norm(ctx, k, h.norm_eps), layer.attn_k_norm);
     }
-    if (rope.turns()) {
+    if (rope.rotates()) {
         ggml_tensor* const positions =
             ggml_view_1d(ctx, inputs.slot_pos, rows.n, static_cast<size_t>(rows.first) * sizeof(int32_t));
         k = ggml_reshape_3d(ctx, k, rows.p.head_dim, 1, rows.n);

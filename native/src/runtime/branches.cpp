@@ -123,8 +123,8 @@ std::optional<Branches> branches_of(ggml_cgraph* graph, int begin, int store, in
             b.latent_q = i + 1;
         }
     }
-    b.turn = b.latent_q;
-    if (b.latent_q > store + 1 && ggml_graph_node(graph, b.latent_q - 1)->op == GGML_OP_ROPE) b.turn--;
+    b.rope = b.latent_q;
+    if (b.latent_q > store + 1 && ggml_graph_node(graph, b.latent_q - 1)->op == GGML_OP_ROPE) b.rope--;
     const Memory k = memory_of(graph, b.k, b.v, rows->src[0]);
     const Memory v = memory_of(graph, b.v, store, rows->src[1]);
     const Memory q = memory_of(graph, store + 1, attention, last_q);

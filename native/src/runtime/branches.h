@@ -19,7 +19,7 @@ struct Branches {
     int k = 0;
     int v = 0;
     int store = 0;
-    int turn = 0;  // RoPE of the queries before `latent_q`, or the same
+    int rope = 0;  // RoPE of the queries before `latent_q`, or the same
     int latent_q = 0;
     int attention = 0;
 };

@@ -151,11 +151,11 @@ bool Session::starts_sequences(std::span<const int32_t> seq) const {
 }
 
 void Session::prefill_lazily(const LazyPrompt& prompt) {
-    Part& part = parts_.front();  // of all layers
+    PipelineStage& stage = stages_.front();  // of all layers
     const std::vector<SlotRef> targets = cache_.placement().claim({prompt.pos, prompt.seq, true});
     const auto forget = [&] {
-        part.graph.reset();  // it reads rows of a layer that is over
-        if (part.on_gpu()) part.gpu->detach_exact();
+        stage.graph.reset();  // it reads rows of a layer that is over
+        if (stage.on_gpu()) stage.gpu->detach_exact();
     };
     try {
         // [n_tokens, n_embd] between two layers
@@ -164,13 +164,13 @@ void Session::prefill_lazily(const LazyPrompt& prompt) {
             ExactRows exact;
             exact.spec = exact_layer_spec(*model_, il);
             KvCache rows = exact_cache(*model_, exact.spec, il, static_cast<int>(prompt.tokens.size()),
-                                       cache_.options(), true, part.gpu.get());
+                                       cache_.options(), true, stage.gpu.get());
             exact.cache = &rows;
-            StagedKeys staged(cache_, il, prompt.tokens.size(), part.gpu.get());
+            StagedKeys staged(cache_, il, prompt.tokens.size(), stage.gpu.get());
             prefill_bytes_ = std::max(
                 prefill_bytes_, rows.bytes().total() + staged.bytes() + hidden_bytes(*model_, prompt.tokens.size()));
-            part.graph.reset();
-            if (part.on_gpu()) part.gpu->attach_exact(*model_, rows, exact.spec, il, ropes_, part.constants);
+            stage.graph.reset();
+            if (stage.on_gpu()) stage.gpu->attach_exact(*model_, rows, exact.spec, il, ropes_, stage.constants);
             prefill_layer(il, prompt, targets, exact, staged, hidden);
             forget();
             staged.write(targets);
@@ -190,18 +190,18 @@ void Session::prefill_layer(int il, const LazyPrompt& prompt, std::span<const Sl
     const std::vector<SlotRef> slots = exact.cache->placement().claim({prompt.pos, prompt.seq, false});
     BatchSlots& batch = exact.batch;
     batch_.own_rows = false;
-    Part& all = parts_.front();
+    PipelineStage& all = stages_.front();
     for (size_t first = 0; first < prompt.tokens.size(); first += n_ubatch) {
         const size_t n = std::min(n_ubatch, prompt.tokens.size() - first);
-        const auto part = [&](const auto& of) { return of.subspan(first, n); };
+        const auto ubatch = [&](const auto& whole) { return whole.subspan(first, n); };
         const auto assign = [](auto& to, const auto& from) { to.assign(from.begin(), from.end()); };
-        assign(batch_.pos, part(prompt.pos));
-        assign(batch_.seq, part(prompt.seq));
-        assign(batch_.slots, part(targets));
+        assign(batch_.pos, ubatch(prompt.pos));
+        assign(batch_.seq, ubatch(prompt.seq));
+        assign(batch_.slots, ubatch(targets));
         batch_.k_staged = staged.row(first);
         batch = batch_;
-        assign(batch.slots, part(std::span(slots)));
-        const std::vector<int32_t> out_ids = wanted(part(prompt.output));
+        assign(batch.slots, ubatch(std::span(slots)));
+        const std::vector<int32_t> out_ids = wanted(ubatch(prompt.output));
 
         GraphShape shape = graph_shape(n, out_ids.size(), *exact.cache);
         shape.result = prompt.result;
@@ -211,7 +211,7 @@ void Session::prefill_layer(int il, const LazyPrompt& prompt, std::span<const Sl
         prepare_graph(all, shape, &exact);
         float* const states = hidden.data() + first * width;
         all.set_input(all.graph->hidden_in, states, n * width * sizeof(float));
-        compute(all, part(prompt.tokens), part(prompt.pos), out_ids, *exact.cache, batch);
+        compute(all, ubatch(prompt.tokens), ubatch(prompt.pos), out_ids, *exact.cache, batch);
         if (all.graph->result != nullptr) {
             all.get_result(all.graph->result, prompt.room(out_ids.size()));
         } else {

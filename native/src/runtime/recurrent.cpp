@@ -25,11 +25,11 @@ void check_gpu_takes(const DeltaNetSizes& sizes) {
 
 void Session::attach_states() {
     std::vector<StateMemory*> memories;
-    for (Part& part : parts_) {
-        if (part.on_gpu()) check_gpu_takes(model_->hparams().delta_net);
-        part.states = std::make_unique<StateTensors>(model_->hparams(), part.run, cache_.states().n_slots(),
-                                                     model_->memory(part.run));
-        memories.push_back(part.states.get());
+    for (PipelineStage& stage : stages_) {
+        if (stage.on_gpu()) check_gpu_takes(model_->hparams().delta_net);
+        stage.states = std::make_unique<StateTensors>(model_->hparams(), stage.run, cache_.states().n_slots(),
+                                                      model_->memory(stage.run));
+        memories.push_back(stage.states.get());
     }
     cache_.states().attach(memories);
 }

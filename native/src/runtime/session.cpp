@@ -5,74 +5,8 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "runtime/lazy_prefill.h"
-#include "runtime/plan/rotation.h"
 
 namespace lkv {
-namespace {
-
-const std::shared_ptr<const Model>& runnable(const std::shared_ptr<const Model>& model, const SessionOptions& options) {
-    require_runnable(*model, options);
-    model->warn_if_gpu_absent();
-    return model;
-}
-
-}  // namespace
-
-Session::Session(const std::shared_ptr<const Model>& model, const SessionOptions& options)
-    : Session{runnable(model, options), resolve(*model, options)} {}
-
-Session::Session(std::shared_ptr<const Model> model, const SessionPlan& plan)
-    : model_(std::move(model)),
-      fused_(plan.fused),
-      prefill_(plan.prefill),
-      n_threads_(plan.n_threads),
-      n_threads_batch_(plan.n_threads_batch),
-      parts_(open_parts(model_->runs())),
-      cache_(model_->hparams(), model_->cache_spec(), plan.cache, true, devices_of(parts_)),
-      ropes_(read_ropes(model_->file(), model_->hparams(), cache_.options().n_ctx)) {
-    if (cache_.states().is_used()) attach_states();
-    attach_parts(plan.kv_rotate);
-    for (const std::string& warning : plan.warnings) log(LogLevel::warning, warning);
-    ggml_threadpool_params params = ggml_threadpool_params_default(std::max(n_threads_, n_threads_batch_));
-    threadpool_.reset(ggml_threadpool_new(&params));
-    backend_.reset(ggml_backend_cpu_init());
-    if (threadpool_ == nullptr || backend_ == nullptr) {
-        fail("threads", "expected a pool of ", params.n_threads, " threads; got none from the system");
-    }
-    ggml_backend_cpu_set_threadpool(backend_.get(), threadpool_.get());
-    ggml_backend_cpu_set_n_threads(backend_.get(), n_threads_);  // a state may need latents before any graph has run
-    if (!parts_.front().on_gpu()) {
-        encoder_.emplace(*model_, backend_.get());
-        cache_.rows().set_encoder(&*encoder_);
-    }
-    const KvBytes bytes = cache_.bytes();
-    log(LogLevel::info, "kv: ", cache_.options().n_ctx, " cells, K ", bytes.k >> 10, " KiB, V ", bytes.v >> 10,
-        " KiB, ", static_cast<int>(100.0 * bytes.per_token / bytes.f16_per_token + 0.5),
-        " % of f16 per token, rotated rows: K ", (rotated() & 1U) != 0 ? "yes" : "no", ", V ",
-        (rotated() & 2U) != 0 ? "yes" : "no");
-    log(LogLevel::info, "latent_attn: ", implementation());
-}
-
-void Session::attach_parts(bool kv_rotate) {
-    const bool rotate_k = kv_rotate && rotates_full(*model_, cache_, false);
-    const bool rotate_v = kv_rotate && rotates_full(*model_, cache_, true);
-    for (Part& part : parts_) {
-        ggml_backend_buffer_type_t const where = model_->memory(part.run);
-        part.constants = make_graph_constants(model_->hparams(), ropes_, rotate_k, rotate_v, where);
-        part.allocator.reset(ggml_gallocr_new(where));
-        if (part.on_gpu()) part.gpu->attach(*model_, cache_, ropes_, part.constants, part.run);
-    }
-}
-
-std::string Session::implementation() const {
-    if (model_->on_gpu()) {
-        const std::string fused = "fused cuda, " + parts_.back().gpu->name();
-        return model_->on_one_device() ? fused : fused + "; " + runs_text(model_->runs());
-    }
-    if (!fused_) return "reference, stock ggml ops (fused cpu: not asked for)";
-    return model_->gpu_asked() ? "fused cpu (cuda: " + model_->gpu_absent() + ")" : "fused cpu";
-}
 
 void Session::check_batch(std::span<const int32_t> tokens, std::span<const int32_t> pos,
                           std::span<const int32_t> seq) const {
@@ -147,13 +81,13 @@ EqualRuns Session::next_ubatch(std::span<const int32_t> seq, std::span<const uin
 // Tokens of the next ubatch. Longer ones than the recent region takes are of one sequence, whose latest tokens it has room for.
 size_t Session::longest_ubatch(std::span<const int32_t> seq) const {
     const KvCacheOptions& options = cache_.options();
-    const auto of = [&](int limit) { return std::min(static_cast<size_t>(limit), seq.size()); };
-    const size_t n = of(options.n_ubatch);
+    const auto at_most = [&](int limit) { return std::min(static_cast<size_t>(limit), seq.size()); };
+    const size_t n = at_most(options.n_ubatch);
     if (!options.keeps_recent() || n <= static_cast<size_t>(options.exact_ubatch)) return n;
     const bool settles =
         fused_ && cache_.placement().cells(cache_.placement().middle()).block() == 1 &&
         std::all_of(seq.begin(), seq.begin() + static_cast<ptrdiff_t>(n), [&](int32_t s) { return s == seq.front(); });
-    return settles ? n : of(options.exact_ubatch);
+    return settles ? n : at_most(options.exact_ubatch);
 }
 
 std::vector<int32_t> Session::wanted(std::span<const uint8_t> output) {
@@ -194,29 +128,29 @@ GraphShape Session::graph_shape(size_t n_tokens, size_t n_outputs, const KvCache
     return shape;
 }
 
-void Session::prepare_graph(Part& part, const GraphShape& shape, const ExactRows* exact) {
-    if (part.graph != nullptr && shape == part.shape) {
+void Session::prepare_graph(PipelineStage& stage, const GraphShape& shape, const ExactRows* exact) {
+    if (stage.graph != nullptr && shape == stage.shape) {
         return;
     }
-    part.graph.reset();
-    part.graph = build_graph(*model_, cache_, ropes_, part.constants, part.states.get(), batch_, shape, exact);
-    part.shape = shape;
-    if (!quietly([&] { return ggml_gallocr_alloc_graph(part.allocator.get(), part.graph->nodes); })) {
-        part.graph.reset();
+    stage.graph.reset();
+    stage.graph = build_graph(*model_, cache_, ropes_, stage.constants, stage.states.get(), batch_, shape, exact);
+    stage.shape = shape;
+    if (!quietly([&] { return ggml_gallocr_alloc_graph(stage.allocator.get(), stage.graph->nodes); })) {
+        stage.graph.reset();
         fail("memory", "expected compute memory for ", shape.n_tokens, " tokens; got none; lower -ub / n_ubatch");
     }
-    if (part.on_gpu()) {
-        part.gpu->prepare(*part.graph);
+    if (stage.on_gpu()) {
+        stage.gpu->prepare(*stage.graph);
     }
 }
 
 void Session::prepare_graphs(const GraphShape& all) {
-    for (Part& part : parts_) {
+    for (PipelineStage& stage : stages_) {
         GraphShape shape = all;
-        shape.on_gpu = part.on_gpu();
-        shape.first_layer = part.run.first_layer;
-        shape.end_layer = part.run.end_layer;
-        prepare_graph(part, shape);
+        shape.on_gpu = stage.on_gpu();
+        shape.first_layer = stage.run.first_layer;
+        shape.end_layer = stage.run.end_layer;
+        prepare_graph(stage, shape);
     }
 }
 
@@ -235,27 +169,27 @@ void Session::run_ubatch(std::span<const int32_t> tokens, std::span<const int32_
         shape.result = result;
         compute_ubatch(tokens, pos, out_ids, shape, rows);
     } catch (...) {
-        for (const Part& part : parts_) part.abandon();
+        for (const PipelineStage& stage : stages_) stage.abandon();
         cache_.placement().take_back(batch_.slots);
         cache_.states().abandon(step_);
         throw;
     }
     if (cache_.states().is_used()) commit_states(pos, runs);
-    if (cache_.placement().eviction() != nullptr && parts_.front().on_gpu()) {
-        parts_.front().gpu->take_masses(cache_);
+    if (cache_.placement().eviction() != nullptr && stages_.front().on_gpu()) {
+        stages_.front().gpu->take_masses(cache_);
     }
 }
 
 void Session::compute_ubatch(std::span<const int32_t> tokens, std::span<const int32_t> pos,
                              std::span<const int32_t> out_ids, const GraphShape& shape, float* rows) {
     prepare_graphs(shape);
-    const Part* before = nullptr;
-    for (Part& part : parts_) {
-        if (before != nullptr) before->hand_to(part);
-        compute(part, tokens, pos, out_ids, cache_, batch_);
-        before = &part;
+    const PipelineStage* before = nullptr;
+    for (PipelineStage& stage : stages_) {
+        if (before != nullptr) before->hand_to(stage);
+        compute(stage, tokens, pos, out_ids, cache_, batch_);
+        before = &stage;
     }
-    for (const Part& part : parts_) part.get_result(part.graph->result, rows);
+    for (const PipelineStage& stage : stages_) stage.get_result(stage.graph->result, rows);
 }
 
 void Session::fill_reference_inputs(const Graph& graph, const KvCache& rows, const BatchSlots& batch) {
@@ -274,32 +208,32 @@ void Session::fill_reference_inputs(const Graph& graph, const KvCache& rows, con
     }
 }
 
-void Session::compute(Part& part, std::span<const int32_t> tokens, std::span<const int32_t> pos,
+void Session::compute(PipelineStage& stage, std::span<const int32_t> tokens, std::span<const int32_t> pos,
                       std::span<const int32_t> out_ids, const KvCache& rows, const BatchSlots& batch) {
-    const Graph& graph = *part.graph;
+    const Graph& graph = *stage.graph;
     if (graph.embeddings != nullptr) {
         hidden_.resize(static_cast<size_t>(ggml_nelements(graph.embeddings)));
         model_->embed(tokens, hidden_.data());
-        part.set_input(graph.embeddings, hidden_.data(), hidden_.size() * sizeof(float));
+        stage.set_input(graph.embeddings, hidden_.data(), hidden_.size() * sizeof(float));
     }
     if (graph.layer_embeddings != nullptr) {
         std::vector<float> brought(static_cast<size_t>(ggml_nelements(graph.layer_embeddings)));
         model_->embed_layers(tokens, brought.data());
-        part.set_input(graph.layer_embeddings, brought.data(), brought.size() * sizeof(float));
+        stage.set_input(graph.layer_embeddings, brought.data(), brought.size() * sizeof(float));
     }
-    part.set_input(graph.tokens, tokens.data(), tokens.size_bytes());
-    part.set_input(graph.positions, pos.data(), pos.size_bytes());
-    part.set_input(graph.out_ids, out_ids.data(), out_ids.size_bytes());
-    part.set_input(graph.states_from, step_.from.data(), step_.from.size() * sizeof(int32_t));
-    part.set_input(graph.states_to, step_.to.data(), step_.to.size() * sizeof(int64_t));
+    stage.set_input(graph.tokens, tokens.data(), tokens.size_bytes());
+    stage.set_input(graph.positions, pos.data(), pos.size_bytes());
+    stage.set_input(graph.out_ids, out_ids.data(), out_ids.size_bytes());
+    stage.set_input(graph.states_from, step_.from.data(), step_.from.size() * sizeof(int32_t));
+    stage.set_input(graph.states_to, step_.to.data(), step_.to.size() * sizeof(int64_t));
     if (!fused_) {
         fill_reference_inputs(graph, rows, batch);
     }
-    if (part.on_gpu()) {
-        if (&rows != &cache_) part.gpu->begin(cache_, batch_);
-        part.gpu->begin(rows, batch);
+    if (stage.on_gpu()) {
+        if (&rows != &cache_) stage.gpu->begin(cache_, batch_);
+        stage.gpu->begin(rows, batch);
     }
-    part.compute(backend_.get());
+    stage.compute(backend_.get());
 }
 
 void Session::shift(int seq, const Positions& positions, int32_t delta) {
@@ -317,12 +251,6 @@ void Session::shift(int seq, const Positions& positions, int32_t delta) {
         }
     }
     cache_.shift(seq, positions, delta);
-}
-
-size_t Session::compute_bytes() const {
-    size_t bytes = 0;
-    for (const Part& part : parts_) bytes += ggml_gallocr_get_buffer_size(part.allocator.get(), 0);
-    return bytes;
 }
 
 }  // namespace lkv

@@ -16,7 +16,7 @@
 #include "graph/graph.h"
 #include "model/model.h"
 #include "runtime/equal_runs.h"
-#include "runtime/part.h"
+#include "runtime/pipeline_stage.h"
 #include "runtime/plan/session_plan.h"
 #include "runtime/row_encoder.h"
 
@@ -103,26 +103,26 @@ private:
     EqualRuns next_ubatch(std::span<const int32_t> seq, std::span<const uint8_t> output) const;
     void keep_snapshots(const EqualRuns& ubatch);
     static std::vector<int32_t> wanted(std::span<const uint8_t> output);  // indices of the tokens that are wanted
-    void attach_parts(bool kv_rotate);
+    void attach_stages(bool kv_rotate);
     void attach_states();
     GraphShape graph_shape(size_t n_tokens, size_t n_outputs, const KvCache& rows) const;  // of all layers, on the CPU
-    void prepare_graph(Part& part, const GraphShape& shape, const ExactRows* exact = nullptr);
+    void prepare_graph(PipelineStage& stage, const GraphShape& shape, const ExactRows* exact = nullptr);
     void prepare_graphs(const GraphShape& all);
     // Runs the prepared graph. `rows`, `batch`: what its attention reads, and the ubatch's slots there.
-    void compute(Part& part, std::span<const int32_t> tokens, std::span<const int32_t> pos,
+    void compute(PipelineStage& stage, std::span<const int32_t> tokens, std::span<const int32_t> pos,
                  std::span<const int32_t> out_ids, const KvCache& rows, const BatchSlots& batch);
     void fill_reference_inputs(const Graph& graph, const KvCache& rows, const BatchSlots& batch);
     unsigned rotated() const;
     uint64_t fingerprint(unsigned rotated) const;
     std::vector<uint8_t> signed_state(std::vector<uint8_t> rows) const;
-    std::pair<std::span<const uint8_t>, RowTurn> unsigned_state(std::span<const uint8_t> state) const;
+    std::pair<std::span<const uint8_t>, RowRotation> unsigned_state(std::span<const uint8_t> state) const;
 
     std::shared_ptr<const Model> model_;
     bool fused_;
     Prefill prefill_;
     int n_threads_;
     int n_threads_batch_;
-    std::vector<Part> parts_;  // one for each of the model's runs. Before the cache, whose rows they hold
+    std::vector<PipelineStage> stages_;  // one for each of the model's runs. Before the cache, whose rows they hold
     KvCache cache_;
     Ropes ropes_;
     std::unique_ptr<ggml_threadpool, ThreadpoolDeleter> threadpool_;

@@ -26,7 +26,7 @@ std::string told(std::string lost, Accept accept) {
 uint64_t Session::fingerprint(unsigned rotated) const { return model_->content_fingerprint() ^ rotated; }
 
 unsigned Session::rotated() const {
-    const GraphConstants& constants = parts_.front().constants;
+    const GraphConstants& constants = stages_.front().constants;
     return (constants.hadamard_k != nullptr ? 1U : 0U) | (constants.hadamard_v != nullptr ? 2U : 0U);
 }
 
@@ -38,7 +38,7 @@ std::vector<uint8_t> Session::signed_state(std::vector<uint8_t> rows) const {
 }
 
 // The rows of a state, and on which sides full ones are rotated otherwise than here.
-std::pair<std::span<const uint8_t>, RowTurn> Session::unsigned_state(std::span<const uint8_t> state) const {
+std::pair<std::span<const uint8_t>, RowRotation> Session::unsigned_state(std::span<const uint8_t> state) const {
     uint64_t print = 0;
     if (state.size() < sizeof print) {
         fail("state", "expected at least ", sizeof print, " bytes; got ", state.size());
@@ -59,8 +59,8 @@ bool Session::can_rotate() const { return rotates_full(*model_, cache_, false) |
 std::vector<uint8_t> Session::state() const { return signed_state(StateWriter(cache_).all()); }
 
 std::string Session::set_state(std::span<const uint8_t> state, Accept accept) {
-    const auto [rows, turned] = unsigned_state(state);
-    return told(StateReader(cache_, accept, turned).all(rows), accept);
+    const auto [rows, rotation] = unsigned_state(state);
+    return told(StateReader(cache_, accept, rotation).all(rows), accept);
 }
 
 std::vector<uint8_t> Session::seq_state(int seq) const {
@@ -78,14 +78,14 @@ std::vector<std::vector<uint8_t>> Session::seq_state_parts(int seq, std::span<co
 std::string Session::set_seq_state(int seq, std::span<const std::span<const uint8_t>> parts, Accept accept) {
     cache_.placement().check_seq(seq);
     std::vector<std::span<const uint8_t>> rows;
-    RowTurn turned;
+    RowRotation rotation;
     for (const std::span<const uint8_t> part : parts) {
-        const auto [of_part, turned_part] = unsigned_state(part);
+        const auto [of_part, rotation_of_part] = unsigned_state(part);
         rows.push_back(of_part);
-        turned.sides |= turned_part.sides;
-        std::copy_n(turned_part.block, 2, turned.block);
+        rotation.sides |= rotation_of_part.sides;
+        std::copy_n(rotation_of_part.block, 2, rotation.block);
     }
-    return told(StateReader(cache_, accept, turned).sequence(seq, rows), accept);
+    return told(StateReader(cache_, accept, rotation).sequence(seq, rows), accept);
 }
 
 }  // namespace lkv

@@ -23,10 +23,10 @@ private:
 
 // How many threads a team should have of those that are asked for.
 //
-// It divides the time that each thread stood in the queue by the time that the team worked. A team stands still while any of its
-// threads does. So one thread fewer, which costs 1 / n, is better where all of them together stand for more than that, and one of them for
-// a good part of it: what a system does now and then on every core is no reason. Whether there is room again, only a try can tell: a window
-// with one thread more, as seldom as failing is dear: one token may take a second where its barriers wait for time slices.
+// A team waits whenever one of its threads waits for a core. One thread fewer costs 1 / n of the speed. So it pays where the threads
+// together wait for more than that share of the time, and one of them for at least half of it: what a system does now and then on every
+// core is no reason. Only a try can tell whether there is room again: a window with one thread more. Tries are rare, because a failed one
+// is slow: one token may take a second where barriers wait for time slices.
 class Crowding {
 public:
     // After a window of so long work by as many threads as `queued` has parts, where `asked` were asked for.

@@ -1,5 +1,6 @@
-// OpenMP as far as ggml-cpu uses it, by the names that GCC calls: its threads are a Team's. libgomp's spin at every barrier for as long as
-// a core may stay lost; told not to (GOMP_SPINCOUNT), they sleep at every barrier of an idle machine, and only if told before it is loaded.
+// The functions of libgomp that ggml-cpu calls, on the threads of a Team. Those of libgomp spin at every barrier, for as long as a core may
+// be lost to another program. GOMP_SPINCOUNT would stop that, if it is set before libgomp is loaded, but then they sleep at every barrier
+// of an idle machine too.
 #include <algorithm>
 #include <memory>
 #include <thread>
@@ -7,7 +8,7 @@
 #include "base/forks.h"
 #include "threads/team.h"
 
-#define LKV_HIDDEN __attribute__((visibility("hidden")))  // what else in the process was built with OpenMP has its own
+#define LKV_HIDDEN __attribute__((visibility("hidden")))  // other libraries of the process have their own OpenMP
 
 namespace {
 

@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t barrier_ns = 100'000;    // longer waits are of a core that was lost, or end with a prompt's product
 constexpr int64_t between_ns = 2'000'000;  // a token is sampled in less
 constexpr int64_t window_ns = 20'000'000;
-// how long a thread looks at a counter
+// how long a thread spins on a counter
 constexpr int64_t least_ns = 1'000;
 constexpr int waits_between_tries = 16;
 constexpr int64_t try_ns = 20'000;
@@ -49,7 +49,7 @@ int64_t Patience::next() {
     return now_;
 }
 
-void Patience::looked(bool paid) {
+void Patience::spun(bool paid) {
     if (paid) {
         now_ = std::min(most_, std::max(try_ns, 2 * now_));
     } else {
@@ -64,17 +64,17 @@ void Signal::raise() {
     }
 }
 
-void Signal::wait(int old, Patience& looks) {
+void Signal::wait(int old, Patience& spins) {
     if (value() != old) return;
-    if (const int64_t ns = looks.next(); ns > 0) {
+    if (const int64_t ns = spins.next(); ns > 0) {
         const int64_t until = now_ns() + ns;
         do {
             for (int i = 0; i < 8; i++) {
                 relax();
-                if (value() != old) return looks.looked(true);
+                if (value() != old) return spins.spun(true);
             }
         } while (now_ns() < until);
-        looks.looked(false);
+        spins.spun(false);
     }
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
     while (value_.load(std::memory_order_seq_cst) == old) {

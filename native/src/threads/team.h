@@ -11,15 +11,16 @@
 
 namespace lkv {
 
-// How long a thread looks at a counter before it sleeps: as long as looking has paid. A thread that is waited for may have lost its core,
-// perhaps to the very thread that looks: with 50 us of looking before every sleep SmolLM2 decoded a fifth of what it does with none.
+// How long a thread spins on a counter before it sleeps: as long as spinning has paid off. The thread that it waits for may have lost its
+// core, perhaps to the one that spins: with 50 us of spinning before every sleep SmolLM2 decoded a fifth of what it does with none.
 class Patience {
 public:
     explicit Patience(int64_t most_ns) : most_(most_ns), now_(most_ns) {}
 
     // For the next wait, in nanoseconds.
     int64_t next();
-    void looked(bool paid);
+    // paid: the counter was raised meanwhile.
+    void spun(bool paid);
 
 private:
     int64_t most_;
@@ -33,7 +34,7 @@ public:
     int value() const { return value_.load(std::memory_order_acquire); }
     void raise();
     // Returns when the value is no longer `old`.
-    void wait(int old, Patience& looks);
+    void wait(int old, Patience& spins);
 
 private:
     alignas(64) std::atomic<int> value_{0};

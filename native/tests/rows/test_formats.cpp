@@ -8,6 +8,7 @@
 
 #include "cache/formats.h"
 #include "check.h"
+#include "rows/plane_code.h"
 #ifdef LATENTKV_TEST_GGML
 #include "ggml.h"
 #endif
@@ -52,35 +53,9 @@ void halves() {
     CHECK(lkv::half_saturate(INFINITY) == 0x7bff && lkv::half_saturate(-INFINITY) == 0xfbff);
 }
 
-unsigned u16(const std::vector<uint8_t>& b, int at) {
-    return b[static_cast<size_t>(at)] | static_cast<unsigned>(b[static_cast<size_t>(at) + 1]) << 8;
-}
-
-// Bits `shift … shift + n − 1` of a byte.
-int bits(const std::vector<uint8_t>& b, int at, int shift, int n) {
-    return b[static_cast<size_t>(at)] >> shift & ((1 << n) - 1);
-}
-
-// Code of channel i, read from the text of planes.h.
-int plane_code(const std::vector<uint8_t>& b, int codes_at, int n_bits, int i) {
-    int at = codes_at + i / 16 * 2 * n_bits;
-    const int j = i % 16;
-    if (n_bits == 8) return b[static_cast<size_t>(at + j)];
-    int code = 0;
-    int shift = 0;
-    if (n_bits & 4) {
-        code = bits(b, at + j % 8, 4 * (j / 8), 4);
-        at += 8;
-        shift = 4;
-    }
-    if (n_bits & 2) {
-        code |= bits(b, at + j % 4, 2 * (j / 4), 2) << shift;
-        at += 4;
-        shift += 2;
-    }
-    if (n_bits & 1) code |= bits(b, at + j / 8, j % 8, 1) << shift;
-    return code;
-}
+using lkv::test::bits;
+using lkv::test::plane_code;
+using lkv::test::u16;
 
 struct Known {
     Format format;
@@ -303,9 +278,9 @@ void edges() {
 
 void names() {
     // By number. Those of formats that are gone stay taken: no other format may ever have them.
-    const char* order[] = {"none", "f16", "q8", "q6",   "q5",   "q4",   "q3",   "q2",    "q1",  "",
-                           "",     "",    "",   "",     "",     "",     "q8_0", "q4_0",  "f32", "c8",
-                           "c4",   "c3",  "c2", "bf16", "q4_1", "q5_0", "q5_1", "iq4_nl"};
+    const char* order[] = {"none", "f16",  "q8",   "q6",     "q5",   "q4",   "q3",  "q2", "q1", "",   "",   "",
+                           "",     "",     "",     "",       "q8_0", "q4_0", "f32", "c8", "c4", "c3", "c2", "bf16",
+                           "q4_1", "q5_0", "q5_1", "iq4_nl", "n8",   "n6",   "n5",  "n4", "n3", "n2", "n1"};
     for (int i = 0; i < static_cast<int>(std::size(order)); i++) {
         const std::string name = order[i];
         CHECK(lkv::format_exists(static_cast<Format>(i)) == !name.empty());
@@ -314,7 +289,7 @@ void names() {
         CHECK(lkv::parse_format(name) == static_cast<Format>(i));
     }
     CHECK(!lkv::format_exists(static_cast<Format>(std::size(order))) && !lkv::format_exists(static_cast<Format>(-1)));
-    CHECK(std::size(lkv::all_formats) == 20);
+    CHECK(std::size(lkv::all_formats) == 27);
     for (const char* gone : {"q7", "", "?", "g8", "g6", "g5", "g4", "g3", "g2", "g1"}) CHECK(!lkv::parse_format(gone));
     CHECK(!lkv::format_is_quantized(Format::none) && !lkv::format_is_quantized(Format::f16) &&
           lkv::format_is_quantized(Format::q1) && lkv::format_is_quantized(Format::c4));

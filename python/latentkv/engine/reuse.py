@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from latentkv.engine.shift import require_all_tokens, require_turning_keys
+from latentkv.engine.shift import require_all_tokens, require_movable_keys
 from latentkv.errors import expected
 from latentkv.session.prefix import common
 
@@ -41,7 +41,7 @@ class Reuse:
     @staticmethod
     def of(model: _core.Model, session: _core.Session, least: int, sink: int) -> Reuse:
         """Raises LatentKVError where rows cannot move."""
-        require_turning_keys("--cache-reuse", model)
+        require_movable_keys("--cache-reuse", model)
         require_all_tokens("--cache-reuse", session)
         if session.prefill == "lazy":
             got = "lazy, by which a prompt is exact from its first token or not at all"

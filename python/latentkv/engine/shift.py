@@ -20,8 +20,8 @@ class Shift:
 
     @staticmethod
     def of(model: _core.Model, n_keep: int, sink: int = 0) -> Shift:
-        """Raises LatentKVError where keys do not turn: their positions are in the cached rows."""
-        require_turning_keys("--context-shift", model)
+        """Raises LatentKVError where keys cannot move: their positions are in the cached rows."""
+        require_movable_keys("--context-shift", model)
         return Shift(max(n_keep, sink))
 
 
@@ -31,7 +31,7 @@ def require_all_tokens(where: str, session: _core.Session) -> None:
         raise expected(where, "all tokens in the cache", f"--evict {session.evict}", "leave one out")
 
 
-def require_turning_keys(where: str, model: _core.Model) -> None:
+def require_movable_keys(where: str, model: _core.Model) -> None:
     """Raises LatentKVError where the positions of keys are in the cached rows."""
     if any(layer["mixer"] != "attention" for layer in model.layers):
         raise expected(where, "a model whose layers all attend", "recurrent layers, whose state cannot move")

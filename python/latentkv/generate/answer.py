@@ -19,7 +19,7 @@ from latentkv.ranges import integer
 from latentkv.sampling.closing import closing_of
 from latentkv.sampling.logprobs import TokenScore
 from latentkv.sampling.options import SamplingOptions
-from latentkv.session.turns import step_by_step
+from latentkv.session.lock import step_by_step
 
 if TYPE_CHECKING:
     from latentkv import _core

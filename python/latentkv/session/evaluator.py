@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from latentkv.errors import absent, expected
 from latentkv.session import prefix
+from latentkv.session.lock import SessionLock, ShuttingDown, locked
 from latentkv.session.state import LlamaState
 from latentkv.session.timings import Timings
-from latentkv.session.turns import ShuttingDown, Turn, in_turn
 
 if TYPE_CHECKING:
     from latentkv import _core
@@ -50,7 +50,7 @@ class Evaluator:
         reopen: Callable[[], _core.Session] | None = None,
     ) -> None:
         """reopen: makes an empty session like this one."""
-        self.lock = Turn(self.left_behind)
+        self.lock = SessionLock(self.left_behind)
         self._reopen = reopen
         self._lost: object = None  # the stream whose tokens a fork left in the parent
         self.n_batch = n_batch
@@ -124,7 +124,7 @@ class Evaluator:
 
     # Whose the cache is.
 
-    @in_turn
+    @locked
     def hold(self, owner: object) -> None:
         """Gives the cache to a stream, with what it had there, or to a call that is no stream (None). Any
         other stream's tokens stay as well, for a prompt that begins like them."""
@@ -174,14 +174,14 @@ class Evaluator:
 
     # Computing. Streams that hold the cache call compute(), everyone else eval().
 
-    @in_turn
+    @locked
     def eval(self, tokens: Sequence[int]) -> None:
         """Runs `tokens` behind the cached ones. Raises when they do not fit; an interrupted call keeps what
         is computed."""
         self.hold(None)
         self.compute(tokens)
 
-    @in_turn
+    @locked
     def eval_all(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """eval() that returns the logits of all `tokens`, [len(tokens), n_vocab]."""
         self.hold(None)
@@ -228,7 +228,7 @@ class Evaluator:
             self._decode(batch, "all", take=each)
         self._logits = last[0]
 
-    @in_turn
+    @locked
     def compute_states(
         self,
         tokens: Sequence[int],
@@ -277,7 +277,7 @@ class Evaluator:
             # The cache knows how far an interrupted or failed batch came.
             del self._tokens[self.session.seq_pos_max(SEQ) + 1 :]
 
-    @in_turn
+    @locked
     def reuse_prefix(self, tokens: Sequence[int]) -> int:
         """keep_prefix() outside of a stream."""
         self.hold(None)
@@ -307,7 +307,7 @@ class Evaluator:
         coarse cache amplifies that."""
         self._mark = (len(self._tokens), self.logits)
 
-    @in_turn
+    @locked
     def truncate(self, count: int) -> None:  # for who holds the cache
         """Keeps the first `count` cached tokens. Where layers with a sliding window have no rows of them any
         more, or recurrent layers no snapshot, they are computed anew."""
@@ -332,7 +332,7 @@ class Evaluator:
             self._mark = None
         return kept
 
-    @in_turn
+    @locked
     def rewind(self, count: int, logits: NDArray[np.float32]) -> None:
         """truncate() to tokens behind which the logits are known."""
         self.truncate(count)
@@ -340,7 +340,7 @@ class Evaluator:
             raise expected("draft_model", "a cache that can forget its last tokens", "one that cannot")
         self._logits = np.array(logits)
 
-    @in_turn
+    @locked
     def restore(self, state: LlamaState, accept: str = "same") -> None:
         """Replaces the cache by a saved one. For who holds it."""
         self._replace(state.cache, state.input_ids, accept)
@@ -359,13 +359,13 @@ class Evaluator:
             raise expected("state", f"a cache of {len(tokens)} tokens, as its token list has", cached)
         self._tokens = list(tokens)
 
-    @in_turn
+    @locked
     def reset(self) -> None:
         """Empties the cache."""
         self.hold(None)
         self.truncate(0)
 
-    @in_turn
+    @locked
     def forget_session(self) -> None:
         """Frees the cache and what belongs to it."""
         self._session = self._reopen = None

@@ -90,7 +90,7 @@ def test_a_child_that_ends_as_python_does(plain_gguf: Path) -> None:
 
 
 def test_a_child_forked_while_another_thread_generates(plain_gguf: Path) -> None:
-    """It has its own turn and an empty cache; other models, other streams and the parent go on."""
+    """It has its own lock and an empty cache; other models, other streams and the parent go on."""
     ends(
         """
         llama, other = opened(), opened()

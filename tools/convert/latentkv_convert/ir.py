@@ -58,7 +58,7 @@ class BlockSpec:
 
 
 @dataclass(frozen=True)
-class Turn:
+class LayerRope:
     """RoPE of one layer."""
 
     base: float  # 0: none
@@ -190,12 +190,12 @@ class ModelSpec:
         windows = self.block.windows
         return int(self.keys.get("attention.sliding_window", 0)) if windows is None else windows[layer]
 
-    def turn(self, layer: int) -> Turn:
+    def rope(self, layer: int) -> LayerRope:
         block = self.block
         base = 0.0
         if block.position == "rope":
             base = float(self.keys["rope.freq_base"]) if block.rope_bases is None else block.rope_bases[layer]
-        return Turn(base, block.rope_scaled is None or block.rope_scaled[layer])
+        return LayerRope(base, block.rope_scaled is None or block.rope_scaled[layer])
 
     @property
     def has_experts(self) -> bool:

@@ -8,6 +8,11 @@
 //   affine(src, block)      scale and offset of a block
 //   code(src, i)            code of channel i;   value = code · scale + offset
 //   codes(src, chunk)       codes of 16 channels in two vectors (host)
+//
+// A format whose segments are scaled by their row (normal.h) says so with scaled_by_row, and has instead
+//
+//   write(x, width, inverse, dst)   inverse: of the row's scale
+//   affine(row)                     row: from its first byte
 #pragma once
 
 #include <cstdint>
@@ -19,12 +24,26 @@
 
 namespace lkv {
 
+// Whether a row of such segments begins with their scale.
+template <class F>
+constexpr bool is_scaled_by_row = requires { F::scaled_by_row; };
+
 constexpr int chunk_width = 16;  // channels that are packed and unpacked together
 
 struct Affine {
     float scale;
     float offset;
 };
+
+// row: from its first byte; offset: of the segment
+template <class F>
+LKV_HD Affine affine_of(const uint8_t* row, int offset, int block) {
+    if constexpr (is_scaled_by_row<F>) {
+        return F::affine(row);
+    } else {
+        return F::affine(row + offset, block);
+    }
+}
 
 // On a device a warp writes one segment: lane l takes elements (chunks, blocks) l, l + 32, …
 // Sums come together in the order of the host's two vectors, so that both write the same bytes: lane l takes elements l % 16,

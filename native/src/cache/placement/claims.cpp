@@ -111,7 +111,6 @@ std::vector<int> Placement::old_slots(int n_ahead) const {
 }
 
 std::vector<RowMove> Placement::demote(int n_ahead) {
-    if (recent_ < 0) return {};
     const Cells& recent = cells(recent_);
     const std::vector<int> old = old_slots(n_ahead);
     if (old.empty()) return {};

@@ -207,8 +207,8 @@ void Eviction::forget_prompts(const Cells* recent) {
     if (!policy_->prompt_only || mask == 0) return;
     const auto clear = [mask](const Cells& cells, std::vector<float>& mass) {
         for (int slot = 0; slot < cells.end(); slot++) {
-            float& of = mass[static_cast<size_t>(slot)];
-            if ((cells.seq(slot) & mask) != 0 && of != stays) of = 0.0F;
+            float& gathered = mass[static_cast<size_t>(slot)];
+            if ((cells.seq(slot) & mask) != 0 && gathered != stays) gathered = 0.0F;
         }
     };
     for (Layer& layer : layers_) {

@@ -92,8 +92,8 @@ int32_t Placement::first(int seq) const {
     check_seq(seq);
     int32_t first = -1;
     for (const Cells& cells : regions_) {
-        const int32_t of = cells.first(seq);
-        if (of >= 0 && (first < 0 || of < first)) first = of;
+        const int32_t here = cells.first(seq);
+        if (here >= 0 && (first < 0 || here < first)) first = here;
     }
     return first;
 }

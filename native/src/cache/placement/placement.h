@@ -80,7 +80,8 @@ public:
     // Gives back what claim() gave last. Tokens that had to go for it stay away.
     void take_back(std::span<const SlotRef> slots);
     // Slots of the middle for what is no longer recent, once a sequence has a batch more than its window; empty: for none. The tokens
-    // are in both until leave_recent(). n_ahead: so many of the latest tokens may be taken back, and push nothing out.
+    // are in both until leave_recent(). n_ahead: so many of the latest tokens may be taken back, and push nothing out. Precondition:
+    // there are recent tokens.
     std::vector<RowMove> demote(int n_ahead);
     void leave_recent(std::span<const RowMove> moves);
 

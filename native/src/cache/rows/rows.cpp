@@ -7,10 +7,6 @@
 namespace lkv {
 namespace {
 
-// Slots of an exact window come in multiples of this, so that the rows of every layer start on 64 bytes. No kernel reads
-// rows of slots that are not in use, so whole tiles would be room for nothing: 4 sinks took 64 slots.
-constexpr int exact_step = 16;
-
 std::optional<Format> whole_format(std::optional<RegionFormat> region, std::optional<Format> chosen) {
     if (!region) {
         return std::nullopt;
@@ -92,8 +88,6 @@ bool Rows::takes_blocks() const {
 
 template <typename F>
 RegionRows Rows::make_region(std::string name, int n_slots, const std::optional<RegionFormat>& exact, F&& holds) const {
-    const int step = exact ? exact_step : slot_tile;
-    n_slots = (n_slots + step - 1) / step * step;
     RegionRows region{std::move(name), n_slots, false, {}, nullptr};
     size_t offset = 0;
     for (int il = 0; il < n_layers(); il++) {

@@ -88,6 +88,21 @@ void check_next_format(std::string_view where, const std::vector<Format>& plan, 
     }
 }
 
+// A row has one scale, or each of its segments its own.
+void check_scales(std::string_view where, const std::vector<std::vector<Format>>& plan) {
+    std::optional<Format> first;
+    for (const std::vector<Format>& group : plan) {
+        for (const Format format : group) {
+            if (format == Format::none) continue;
+            if (first && format_scaled_by_row(*first) != format_scaled_by_row(format)) {
+                fail(where, "expected formats n8 … n1 throughout a row, or none of them; got ", format_name(*first),
+                     " and ", format_name(format));
+            }
+            first = format;
+        }
+    }
+}
+
 // Fills ranks, segments and formats of K or V in every layer; paths are set by the caller.
 void read_tensor(const GgufFile& file, const HParams& h, const TensorKeys& keys, TensorSpec LayerCacheSpec::* tensor,
                  const std::vector<bool>& is_full, std::vector<LayerCacheSpec>& layers) {
@@ -173,6 +188,7 @@ void read_tensor(const GgufFile& file, const HParams& h, const TensorKeys& keys,
             }
             spec.segments.push_back(std::move(segments));
         }
+        if (spec.formats) check_scales(keys.segment_formats, *spec.formats);
     }
     ranks.expect_end();
     counts.expect_end();
@@ -260,6 +276,7 @@ void CacheSpec::set_formats(TensorSpec LayerCacheSpec::* tensor, std::span<const
                 plan.push_back(formats[at++]);
             }
         }
+        check_scales(flag, *spec.formats);
     }
 }
 

@@ -117,9 +117,9 @@ std::string StateReader::put(std::span<StatePart> parts, int to_seq) {
     StatePart& first = parts.front();
     std::string lost;
     if (accept_ == Accept::any && !evicts && parts.size() == 1 &&
-        (turned_.sides != 0 || !fits_in_place(first.regions, to_seq))) {
+        (rotation_.sides != 0 || !fits_in_place(first.regions, to_seq))) {
         check_tokens(first.regions, first.head.sequences);
-        lost = Transcoder(cache_, first.regions, to_seq, turned_).run();
+        lost = Transcoder(cache_, first.regions, to_seq, rotation_).run();
     } else {
         bool coded_anew = false;
         for (const StatePart& part : parts) coded_anew = check_accepted(part.regions) || coded_anew;
@@ -226,7 +226,7 @@ bool StateReader::fits_in_place(std::span<const SavedRegion> saved, int to_seq) 
 
 // Whether rows are coded anew. Errors: Error for regions or rows that are not to go to this cache's as they are.
 bool StateReader::check_accepted(std::span<const SavedRegion> saved) const {
-    if (turned_.sides != 0) {
+    if (rotation_.sides != 0) {
         fail("state",
              "expected full rows that are rotated as this session's, which they are where they are quantized; ",
              "got others; use the same --kv and --no-kv-rotate");

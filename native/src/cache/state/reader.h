@@ -18,8 +18,8 @@ namespace lkv {
 class StateReader {
 public:
     // accept: which rows of others are coded anew.
-    StateReader(KvCache& cache, Accept accept, const RowTurn& turned = {})
-        : cache_(cache), placement_(cache.placement()), rows_(cache.rows()), accept_(accept), turned_(turned) {}
+    StateReader(KvCache& cache, Accept accept, const RowRotation& rotation = {})
+        : cache_(cache), placement_(cache.placement()), rows_(cache.rows()), accept_(accept), rotation_(rotation) {}
 
     // In place of all that is in the cache. What was lost on the way, in words: "" where nothing was. Errors: Error for a state that
     // does not fit; the cache is empty then.
@@ -41,7 +41,7 @@ private:
     Placement& placement_;
     const Rows& rows_;
     Accept accept_;
-    RowTurn turned_;
+    RowRotation rotation_;
 };
 
 }  // namespace lkv

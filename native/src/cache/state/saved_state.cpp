@@ -9,18 +9,30 @@
 namespace lkv {
 namespace {
 
+// Bytes of a segment as wide as this, or as its format allows.
+int bytes_of(const SegmentLayout& segment, int width) {
+    const auto format = static_cast<Format>(segment.format);
+    const int unit = format_width_multiple(format);
+    return format_bytes(format, (width + unit - 1) / unit * unit);
+}
+
 // A sequence's rows in another layout: never coarser than those that this cache would have written.
 void check_finer(const RowLayout& from, const RowLayout& to) {
     bool finer = !in_blocks(from) && !in_blocks(to);
     for (int g = 0; finer && g < to.n_groups; g++) {
         const GroupLayout& gf = from.groups[g];
         const GroupLayout& gt = to.groups[g];
-        finer = gf.n_segments >= gt.n_segments;
-        for (int s = 0; finer && s < gt.n_segments; s++) {
-            const SegmentLayout& f = from.segments[gf.first_segment + s];
+        finer = gf.kept >= gt.kept;
+        for (int s = 0, of = 0, done = 0; finer && done < gt.kept;) {  // channels that are a segment's in both
+            const SegmentLayout& f = from.segments[gf.first_segment + of];
             const SegmentLayout& t = to.segments[gt.first_segment + s];
-            finer = f.width == t.width && format_bytes(static_cast<Format>(f.format), f.width) >=
-                                              format_bytes(static_cast<Format>(t.format), t.width);
+            const int from_end = f.column - gf.column + f.width;
+            const int to_end = t.column - gt.column + t.width;
+            const int end = std::min(from_end, to_end);
+            finer = bytes_of(f, end - done) >= bytes_of(t, end - done);
+            of += end == from_end ? 1 : 0;
+            s += end == to_end ? 1 : 0;
+            done = end;
         }
     }
     if (!finer) {
@@ -90,21 +102,6 @@ RowPlan get_layout(ByteReader& in, const RowLayout& own) {
     } catch (const std::invalid_argument& error) {
         fail("state", "expected a row's layout; got one that says: ", error.what());
     }
-}
-
-bool same_layout(const RowLayout& a, const RowLayout& b) {
-    const auto same_segment = [](const SegmentLayout& s, const SegmentLayout& t) {
-        return s.format == t.format && s.width == t.width && s.offset == t.offset;
-    };
-    bool same = a.row_bytes == b.row_bytes && a.n_groups == b.n_groups;
-    for (int g = 0; same && g < a.n_groups; g++) {
-        const GroupLayout& ga = a.groups[g];
-        const GroupLayout& gb = b.groups[g];
-        same = ga.n_segments == gb.n_segments &&
-               std::equal(a.segments + ga.first_segment, a.segments + ga.first_segment + ga.n_segments,
-                          b.segments + gb.first_segment, same_segment);
-    }
-    return same;
 }
 
 bool is_coded_anew(const RowLayout& from, const RowLayout& own, Accept accept) {

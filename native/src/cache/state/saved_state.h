@@ -23,7 +23,7 @@ enum class Accept {
 };
 
 // Sides whose full rows are rotated in a state and not in a cache, or the reverse.
-struct RowTurn {
+struct RowRotation {
     unsigned sides = 0;     // bit 0: K, bit 1: V
     int block[2] = {1, 1};  // channels that a rotation mixes, a power of two
 };
@@ -46,8 +46,6 @@ void put_layout(ByteWriter& out, const RowLayout& row);
 
 // A layout with the groups of `own`, or with none. Errors: Error for others.
 RowPlan get_layout(ByteReader& in, const RowLayout& own);
-
-bool same_layout(const RowLayout& a, const RowLayout& b);
 
 // Whether rows of another layout are taken; false: these are the same. Errors: Error where they are not.
 bool is_coded_anew(const RowLayout& from, const RowLayout& own, Accept accept);

@@ -21,7 +21,7 @@ namespace {
 constexpr size_t rows_at_once = 256;  // bounds the floats that are held
 
 // x: [n] whole blocks, in place: the product with the symmetric orthonormal Hadamard matrix of each block.
-void turn(std::span<float> x, size_t block) {
+void hadamard(std::span<float> x, size_t block) {
     const float scale = 1.0F / std::sqrt(static_cast<float>(block));
     for (size_t first = 0; first < x.size(); first += block) {
         for (size_t half = 1; half < block; half *= 2) {
@@ -61,8 +61,12 @@ std::string restored_as(const char* what, const Bits& from, const Bits& to, bool
 
 }  // namespace
 
-Transcoder::Transcoder(KvCache& cache, std::span<const SavedRegion> saved, int to_seq, const RowTurn& turned)
-    : options_(cache.options()), placement_(cache.placement()), rows_(cache.rows()), saved_(saved), turned_(turned) {
+Transcoder::Transcoder(KvCache& cache, std::span<const SavedRegion> saved, int to_seq, const RowRotation& rotation)
+    : options_(cache.options()),
+      placement_(cache.placement()),
+      rows_(cache.rows()),
+      saved_(saved),
+      rotation_(rotation) {
     for (const SavedRegion& region : saved) {
         if (region.name == "ring") ring_ = &region;
     }
@@ -125,8 +129,8 @@ size_t Transcoder::load(const Source& source, size_t il, int side) {
     return source.index - first;
 }
 
-bool Transcoder::turns(size_t il, int side) const {
-    return (turned_.sides >> side & 1U) != 0 && rows_.is_full_path(static_cast<int>(il), side == 1);
+bool Transcoder::rotates(size_t il, int side) const {
+    return (rotation_.sides >> side & 1U) != 0 && rows_.is_full_path(static_cast<int>(il), side == 1);
 }
 
 bool Transcoder::is_full(const Source& source, size_t il) const {
@@ -137,7 +141,7 @@ void Transcoder::read(const Source& source, size_t il, int side, std::span<float
     const RowLayout from = source.region->layers[il].plan[side].view();
     const size_t own = load(source, il, side);
     read_slot(from, bytes_.data(), static_cast<int64_t>(own), x.data());
-    if (turns(il, side)) turn(x, static_cast<size_t>(turned_.block[side]));
+    if (rotates(il, side)) hadamard(x, static_cast<size_t>(rotation_.block[side]));
 }
 
 // Tokens of one region as it stores them, before any format: x [n, width].
@@ -215,7 +219,7 @@ void Transcoder::write_single(std::span<const Token> tokens, size_t il, int side
         const Source source = source_of(token, il);
         const RowLayout from = source.region->layers[il].plan[side].view();
         const bool was_full = is_full(source, il);
-        if (was_full != place_of(token, il).full || turns(il, side) || lkv::in_blocks(from)) {
+        if (was_full != place_of(token, il).full || rotates(il, side) || lkv::in_blocks(from)) {
             coded.push_back(token);
             continue;
         }

@@ -1,4 +1,4 @@
-// What takes a state of other rows or regions into a cache (transcode.cpp).
+// Restores a state that has other row formats or regions than the cache (transcode.cpp).
 #pragma once
 
 #include <span>
@@ -13,7 +13,7 @@ namespace lkv {
 class Transcoder {
 public:
     // saved: each region once. Tokens go to the sequence `to_seq`; -1: to their own.
-    Transcoder(KvCache& cache, std::span<const SavedRegion> saved, int to_seq, const RowTurn& turned);
+    Transcoder(KvCache& cache, std::span<const SavedRegion> saved, int to_seq, const RowRotation& rotation);
 
     // Into free cells. What was lost, "" where nothing was. Errors: Error where there is no room, or a row that is needed is not
     // in the state; cells may be taken then.
@@ -51,7 +51,7 @@ private:
     Place place_of(const Token& token, size_t il);
     Source source_of(const Token& token, size_t il) const;
     size_t load(const Source& source, size_t il, int side);
-    bool turns(size_t il, int side) const;
+    bool rotates(size_t il, int side) const;
     bool is_full(const Source& source, size_t il) const;
     void read(const Source& source, size_t il, int side, std::span<float> x);
     void values(std::span<const Token> tokens, size_t il, int side, size_t width, std::vector<float>& x);
@@ -63,7 +63,7 @@ private:
     Placement& placement_;
     const Rows& rows_;
     std::span<const SavedRegion> saved_;
-    RowTurn turned_;
+    RowRotation rotation_;
     const SavedRegion* ring_ = nullptr;
     std::vector<Token> tokens_;
     std::vector<Target> regions_;  // the ring last

@@ -28,8 +28,8 @@ void Transcoder::choose_regions() {
     newest.fill(-1);
     for (const Token& token : tokens_) {
         each_sequence(token.seq, [&](int s) {
-            int32_t& of = newest[static_cast<size_t>(s)];
-            of = std::max(of, token.pos);
+            int32_t& pos = newest[static_cast<size_t>(s)];
+            pos = std::max(pos, token.pos);
         });
     }
     const int sink = placement_.sink();
@@ -43,8 +43,8 @@ void Transcoder::choose_regions() {
         const bool first = sink >= 0 && token.pos < options_.sink;
         int32_t age = INT32_MAX;  // tokens of a sequence from here on, less its window
         each_sequence(token.seq, [&](int s) {
-            const int32_t of = newest[static_cast<size_t>(s)];
-            age = std::min(age, of - token.pos - options_.window(of + 1));
+            const int32_t last = newest[static_cast<size_t>(s)];
+            age = std::min(age, last - token.pos - options_.window(last + 1));
         });
         const bool latest = recent >= 0 && !first && age < 0;
         const bool waits = recent >= 0 && !first && age < demotion_batch - 1;  // as those that leave in batches

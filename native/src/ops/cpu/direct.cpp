@@ -50,7 +50,7 @@ struct TileAffine {
 
     TileAffine(const Segment& segment, int block) {
         for (int s = 0; s < tile_slots; s++) {
-            const Affine a = F::affine(segment.at(s), block);
+            const Affine a = affine_of<F>(segment.rows.slot[s], segment.offset, block);
             scale[s] = a.scale;
             offset[s] = a.offset;
         }

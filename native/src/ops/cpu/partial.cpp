@@ -48,11 +48,11 @@ public:
                 std::fill_n(partial_.sum(split, row), plan_.acc_width, 0.0f);
             }
         }
-        int turn = 0;
+        int number = 0;  // of the tile
         for (int i = 0; i < p_.n_regions; i++) {
             const RegionView& region = p_.regions[i];
-            for (int first = 0; first < region.n_slots; first += tile_slots, turn++) {
-                if (turn % plan_.n_split == split) tile(region, first);
+            for (int first = 0; first < region.n_slots; first += tile_slots, number++) {
+                if (number % plan_.n_split == split) tile(region, first);
             }
         }
     }

@@ -76,7 +76,7 @@ struct ThreadScratch {
     const float** a;  // row pointers of a product
     float** c;
     uint8_t* zero_row;  // stands in for slots nobody sees
-    uint32_t* words;    // [k_words, 64] a tile of codes, turned
+    uint32_t* words;    // [k_words, 64] a tile of codes, transposed
     CodedRun* coded;    // [runs] queries as integers, of every stretch of heads that shares a latent
     int n_runs;
 

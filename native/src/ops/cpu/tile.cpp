@@ -26,9 +26,9 @@ constexpr int chunks_per_block(int width) {
     return F::block > 0 ? F::block / chunk_width : std::max(1, width / chunk_width);
 }
 
-// segments: [64], first byte of the segment in each row. dst: channel 0 of the segment, panels `panel` floats apart.
+// rows: [64], each with the segment `offset` bytes in it. dst: channel 0 of the segment, panels `panel` floats apart.
 template <class F>
-void segment_by_channel(const uint8_t* const* segments, int width, float* dst, ptrdiff_t panel) {
+void segment_by_channel(const uint8_t* const* rows, int offset, int width, float* dst, ptrdiff_t panel) {
     const int n_chunks = width / chunk_width;
     for (int s0 = 0; s0 < tile_slots; s0 += lanes) {
         float* out = dst + s0 / panel_width * panel + s0 % panel_width;
@@ -38,9 +38,9 @@ void segment_by_channel(const uint8_t* const* segments, int width, float* dst, p
             f32x8 hi[lanes];
             for (int s = 0; s < lanes; s++) {
                 if (chunk % chunks_per_block<F>(width) == 0) {
-                    a[s] = F::affine(segments[s0 + s], chunk / chunks_per_block<F>(width));
+                    a[s] = affine_of<F>(rows[s0 + s], offset, chunk / chunks_per_block<F>(width));
                 }
-                const f32x16 v = values<F>(segments[s0 + s], chunk, a[s]);
+                const f32x16 v = values<F>(rows[s0 + s] + offset, chunk, a[s]);
                 lo[s] = v.lo;
                 hi[s] = v.hi;
             }
@@ -52,32 +52,32 @@ void segment_by_channel(const uint8_t* const* segments, int width, float* dst, p
             }
         }
         for (int c = n_chunks * chunk_width; c < width; c++) {
-            for (int s = 0; s < lanes; s++) out[c * panel_width + s] = F::code(segments[s0 + s], c);
+            for (int s = 0; s < lanes; s++) out[c * panel_width + s] = F::code(rows[s0 + s] + offset, c);
         }
     }
 }
 
 // dst: channel `first` of the group is the segment's first.
 template <class F>
-void segment_by_slot(const uint8_t* const* segments, int width, int first, float* dst) {
+void segment_by_slot(const uint8_t* const* rows, int offset, int width, int first, float* dst) {
     const bool aligned = first % panel_width == 0;
     const int n_chunks = aligned ? width / chunk_width : 0;
     for (int s = 0; s < tile_slots; s++) {
         Affine a{};
         for (int chunk = 0; chunk < n_chunks; chunk++) {
             if (chunk % chunks_per_block<F>(width) == 0) {
-                a = F::affine(segments[s], chunk / chunks_per_block<F>(width));
+                a = affine_of<F>(rows[s], offset, chunk / chunks_per_block<F>(width));
             }
-            const f32x16 v = values<F>(segments[s], chunk, a);
+            const f32x16 v = values<F>(rows[s] + offset, chunk, a);
             float* out = dst + ((first / panel_width + chunk) * tile_slots + s) * panel_width;
             store8(out, v.lo);
             store8(out + lanes, v.hi);
         }
         for (int i = n_chunks * chunk_width; i < width; i++) {
-            const Affine b = F::affine(segments[s], F::block > 0 ? i / F::block : 0);
+            const Affine b = affine_of<F>(rows[s], offset, F::block > 0 ? i / F::block : 0);
             const int c = first + i;
             dst[(c / panel_width * tile_slots + s) * panel_width + c % panel_width] =
-                F::code(segments[s], i) * b.scale + b.offset;
+                F::code(rows[s] + offset, i) * b.scale + b.offset;
         }
     }
 }
@@ -116,13 +116,6 @@ void block_by_channel(const TileRows& rows, int offset, int width, int64_t strid
     }
 }
 
-template <class PerSegment>
-void for_row_segment(const TileRows& rows, const SegmentLayout& segment, PerSegment per_segment) {
-    const uint8_t* segments[tile_slots];
-    for (int s = 0; s < tile_slots; s++) segments[s] = rows.slot[s] + segment.offset;
-    with_format(static_cast<Format>(segment.format), [&](auto f) { per_segment(f, segments); });
-}
-
 }  // namespace
 
 void load_by_channel(const RowLayout& layout, const GroupLayout& group, const TileRows& rows, float* dst) {
@@ -136,8 +129,8 @@ void load_by_channel(const RowLayout& layout, const GroupLayout& group, const Ti
             });
             continue;
         }
-        for_row_segment(rows, segment, [&](auto f, const uint8_t* const* segments) {
-            segment_by_channel<decltype(f)>(segments, segment.width, out, panel);
+        with_format(static_cast<Format>(segment.format), [&](auto f) {
+            segment_by_channel<decltype(f)>(rows.slot, segment.offset, segment.width, out, panel);
         });
     }
 }
@@ -149,8 +142,8 @@ void load_by_slot(const RowLayout& layout, const GroupLayout& group, const TileR
     }
     for (int i = group.first_segment; i < group.first_segment + group.n_segments; i++) {
         const SegmentLayout& segment = layout.segments[i];
-        for_row_segment(rows, segment, [&](auto f, const uint8_t* const* segments) {
-            segment_by_slot<decltype(f)>(segments, segment.width, segment.column - group.column, dst);
+        with_format(static_cast<Format>(segment.format), [&](auto f) {
+            segment_by_slot<decltype(f)>(rows.slot, segment.offset, segment.width, segment.column - group.column, dst);
         });
     }
 }

@@ -434,8 +434,8 @@ ggml_status CudaGpu::run_branches(ggml_cgraph* graph, const Branches& layer) {
     if (status == GGML_STATUS_SUCCESS) status = started(q_lane_.wait_for(main_), rows);
     const bool queries_first = !layers_[node.layer].fitted;
     // the products that make the latents' queries turn them themselves: the queries of full rows are turned beside those
-    const bool apart = layer.turn < layer.latent_q && products_.turned_by_products(ggml_graph_node(graph, layer.turn));
-    const int own_end = apart ? layer.turn : layer.latent_q;
+    const bool apart = layer.rope < layer.latent_q && products_.turned_by_products(ggml_graph_node(graph, layer.rope));
+    const int own_end = apart ? layer.rope : layer.latent_q;
     const auto queries = [&] { return run(graph, layer.store + 1, own_end, q_lane_); };
     if (status == GGML_STATUS_SUCCESS && queries_first) status = queries();
     if (status == GGML_STATUS_SUCCESS) {

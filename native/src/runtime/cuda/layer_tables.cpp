@@ -79,7 +79,7 @@ void attach_encoder(Layer& layer, const Model& model, const RowTarget& from, int
 
 RopeTables rope_tables(const HParams& h, const Rope& rope) {
     RopeTables tables;
-    if (rope.turns()) {
+    if (rope.rotates()) {
         tables.host_phases = pack_phases(rope.freqs.data(), static_cast<int>(rope.freqs.size()));
         tables.n_rot = 2 * static_cast<int32_t>(rope.freqs.size());
         tables.neox = h.block.rope_pairing == RopePairing::neox;

@@ -7,12 +7,12 @@
 #include "base/cores.h"
 #include "base/error.h"
 #include "cache/evict/policies.h"
+#include "cache/slots.h"
 #include "runtime/lazy_prefill.h"
 
 namespace lkv {
 namespace {
 
-constexpr int longest_exact_ubatch = 128;
 constexpr int least_evicting_ubatch = 16;
 
 // in_blocks: whether the rows may be of blocks of tokens, which are the middle's K alone.
@@ -122,14 +122,7 @@ void set_exact_tokens(const CacheSpec& spec, const SessionOptions& options, KvCa
     cache.recent_format = {recent.value_or(spec.recent_format), recent.has_value()};
 }
 
-// Ubatches are as short as the recent region and eviction need them.
-void shorten_ubatches(const Model& model, const SessionOptions& options, KvCacheOptions& cache) {
-    if (cache.keeps_recent()) {
-        // a ubatch enters the recent region whole before the rest is demoted: 512 exact tokens more would cost 1.6 % of an
-        // f16 cache at 32K, half the budget that an exact window is for
-        cache.exact_ubatch = std::min(cache.n_ubatch, longest_exact_ubatch);
-        if (!sees_own_rows(model, cache) || options.evicts()) cache.n_ubatch = cache.exact_ubatch;
-    }
+void set_eviction(const SessionOptions& options, KvCacheOptions& cache) {
     cache.evict = parse_evict(options, cache);
     if (cache.evict.policy != nullptr) {
         // the tokens of a ubatch take at most a quarter of the slots that a layer has for those it keeps
@@ -152,7 +145,8 @@ KvCacheOptions cache_options(const Model& model, const SessionOptions& options) 
     KvCacheOptions cache;
     set_sizes(model, options, cache);
     set_exact_tokens(model.cache_spec(), options, cache);
-    shorten_ubatches(model, options, cache);
+    shorten_ubatches(cache, sees_own_rows(model, cache) && !options.evicts());
+    set_eviction(options, cache);
     set_formats(options, cache);
     return cache;
 }

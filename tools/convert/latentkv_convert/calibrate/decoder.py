@@ -203,7 +203,7 @@ class Layer(nn.Module):
             )
         projected = {side: watch(side, rows[side]) for side in "qkv"}
         q, k, v = (self.heads(side, rows, watch) for side, rows in projected.items())
-        q, k = positions.turned(q), positions.turned(k)
+        q, k = positions.with_rope(q), positions.with_rope(k)
         sinks, softcap = self._optional("attn_sinks"), self.spec.block.attention_softcap
         is_causal, scale = positions.mask is None, self.spec.attention_scale
         if sinks is not None or softcap:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..ir import F64, ModelSpec, Turn
+from ..ir import F64, LayerRope, ModelSpec
 from ..source.frequencies import frequencies, magnitude
 
 
@@ -15,10 +15,10 @@ class Positions:
 
     def __init__(self, spec: ModelSpec, n: int, device: torch.device) -> None:
         self._spec, self._n, self._device = spec, n, device
-        self._known: dict[tuple[int, Turn, int], LayerPositions] = {}
+        self._known: dict[tuple[int, LayerRope, int], LayerPositions] = {}
 
     def of(self, layer: int) -> LayerPositions:
-        kind = (self._spec.window(layer), self._spec.turn(layer), self._spec.at(layer).n_rot)
+        kind = (self._spec.window(layer), self._spec.rope(layer), self._spec.at(layer).n_rot)
         if kind not in self._known:
             self._known[kind] = LayerPositions(self._spec, layer, self._n, self._device)
         return self._known[kind]
@@ -28,7 +28,7 @@ class LayerPositions:
     """`mask` [1, 1 or n_head, T, T]: None where a query sees all tokens up to its own."""
 
     def __init__(self, spec: ModelSpec, layer: int, n: int, device: torch.device) -> None:
-        self.n_rot = spec.at(layer).n_rot if spec.turn(layer).base else 0
+        self.n_rot = spec.at(layer).n_rot if spec.rope(layer).base else 0
         self.mask = _mask(spec, spec.window(layer), n, device)
         if self.n_rot:
             angles = np.arange(n)[:, None] * frequencies(spec, n, layer)[None, :]
@@ -36,7 +36,7 @@ class LayerPositions:
             self.cos = _table(np.cos(both) * scale, device)
             self.sin = _table(np.sin(both) * scale, device)
 
-    def turned(self, heads: Tensor) -> Tensor:
+    def with_rope(self, heads: Tensor) -> Tensor:
         """[n, heads, T, head_dim] after RoPE over planes (i, i + n_rot/2)."""
         if not self.n_rot:
             return heads

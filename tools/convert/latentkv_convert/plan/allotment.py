@@ -68,7 +68,7 @@ def count(
     n_exact = sum(sizes.region_slots(n_ctx, sink, recent))
     slots = sizes.MiddleSlots.of(spec, n_ctx, recent > 0)
     rows = {name: n_exact * sizes.full_row_bytes(spec, name, one_row) for name in formats}
-    cells, least = (n_exact + slots.cells) * sizes.CELL_BYTES, rows[formats[-1]]
+    cells, least = (n_exact + slots.cells) * sizes.cell_bytes(), rows[formats[-1]]
     room = budget.row_bytes(sizes.full_cache_bytes(spec, slots), cells + least, n_exact) + least
     return Count(room, rows, slots.whole, slots, pays_factors)
 

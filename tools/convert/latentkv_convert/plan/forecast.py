@@ -114,7 +114,7 @@ class Check:
         cached = stream.embed().to(stream.device)
         exact = cached[new]
         scored = slice(cached.shape[1] // 2, -1)
-        batch = sizes.DEMOTION_BATCH if plan.recent else 1
+        batch = sizes.demotion_batch() if plan.recent else 1
         with (
             model_arithmetic(work.device),
             torch.no_grad(),
@@ -169,14 +169,15 @@ class Copies:
         """hidden [1, T, d]. No exact rows: they are what the model makes."""
         x = live.attention_input(hidden)
         values = self._projected(live.attn_v, x, "v", lambda rows: live.heads("v", rows))
+        with_rope = positions.with_rope
         if self.of_value:
-            keys = [positions.turned(live.attn_k_norm(rows)) for rows in values]
+            keys = [with_rope(live.attn_k_norm(rows)) for rows in values]
         elif self.rotated:
-            key = positions.turned(live.heads("k", live.attn_k(x)))[0].transpose(0, 1)  # [T, n_kv, head_dim]
+            key = with_rope(live.heads("k", live.attn_k(x)))[0].transpose(0, 1)  # [T, n_kv, head_dim]
             both = self._both(key.flatten(1), "k")
             keys = [rows.reshape(key.shape).transpose(0, 1)[None] for rows in both]
         else:
-            keys = self._projected(live.attn_k, x, "k", lambda rows: positions.turned(live.heads("k", rows)))
+            keys = self._projected(live.attn_k, x, "k", lambda rows: with_rope(live.heads("k", rows)))
         read = None if self.exact == "f16" else (keys[0], values[0])
         return read, (keys[1], values[1])
 

@@ -12,17 +12,6 @@ from ..schema import RANK_PAD
 from ..work import Work
 from . import allocate
 from .allocate import RankProblem, Ranks
-from .methods import parse_keep
-
-
-def add_keep(parser: Any, default: float = 0.5) -> None:
-    parser.add_argument(
-        "--keep",
-        type=parse_keep,
-        default=default,
-        metavar="F",
-        help=f"kept share of all KV dimensions (default {default:g})",
-    )
 
 
 def add_k_path(parser: Any, rotary: str) -> None:

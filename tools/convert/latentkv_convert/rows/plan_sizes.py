@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..ir import FULL, OF_VALUE, SIDES, LayerPlan, ModelSpec, Plan, SidePlan
-from .sizes import CELL_BYTES, MiddleSlots, in_blocks, region_slots, segment_bytes, whole_words
+from .sizes import MiddleSlots, cell_bytes, in_blocks, region_slots, segment_bytes, whole_words
 
 FORMATS = ("f16", "q8", "q4", "q3", "q2")  # that a report compares
 
@@ -92,4 +92,4 @@ def cache_bytes(spec: ModelSpec, plan: Plan, n_ctx: int) -> int:
         (latest, exact_bytes_per_token(spec, plan, plan.recent_format)),
     )
     rows = (*exact, *zip(slots.layers, _layer_rows(spec, plan, None), strict=True))
-    return sum(n * row for n, row in rows) + (sinks + latest + slots.cells) * CELL_BYTES
+    return sum(n * row for n, row in rows) + (sinks + latest + slots.cells) * cell_bytes()

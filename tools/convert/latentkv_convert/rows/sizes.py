@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from .. import native
 from ..ir import ModelSpec
@@ -13,12 +13,6 @@ from ..source.recurrent import DeltaNetSizes
 # Row formats of sink and recent tokens where a plan is free to choose, the widest first. q8 has one scale for
 # a head: with the 256 channels of Gemma 3 270M it costs 0.003 nats, q8_0 on all rows 0.0005.
 EXACT_FORMATS = ("f16", "q8_0")
-SLOT_TILE = 64  # slots of compressed rows come in whole tiles of this many
-EXACT_STEP = 16  # those of exact tokens in multiples of this
-DEMOTION_BATCH = 32  # recent tokens are compressed in batches of this many
-CELL_BYTES = 12  # a slot's position and sequences, once for all layers
-UBATCH = 512  # tokens that pass through the graph together
-EXACT_UBATCH = 128  # the largest ubatch of a cache with an exact window
 
 
 def exact_formats(spec: ModelSpec) -> tuple[str, ...]:
@@ -28,15 +22,28 @@ def exact_formats(spec: ModelSpec) -> tuple[str, ...]:
 
 
 def in_blocks(fmt: str) -> bool:
-    """Whether tokens are stored in blocks of 32 with a scale and a minimum per channel: K of old tokens."""
+    """Whether rows lie in token blocks, which have a scale and a minimum per channel: K of old tokens."""
     return fmt[0] == "c"
 
 
 @cache
 def segment_bytes(fmt: str, width: int) -> int:
     """Bytes of one token's segment, as the runtime stores it."""
-    core = native.core("convert", "the runtime's row formats")
-    return int(core.format_bytes(fmt, width))
+    return int(_core().format_bytes(fmt, width))
+
+
+def cell_bytes() -> int:
+    """A slot's position and sequences, once for all layers."""
+    return int(_core().CELL_BYTES)
+
+
+def demotion_batch() -> int:
+    """Recent tokens that are compressed together."""
+    return int(_core().DEMOTION_BATCH)
+
+
+def _core() -> Any:
+    return native.core("convert", "the runtime's row formats")
 
 
 @dataclass(frozen=True)
@@ -50,21 +57,12 @@ class MiddleSlots:
     @staticmethod
     def of(spec: ModelSpec, n_ctx: int, recent: bool, blocks: bool = False) -> MiddleSlots:
         """As the runtime allocates them on the CPU. recent: there are recent tokens, which shorten ubatches.
-        blocks: K lies in blocks of tokens somewhere, and all layers hold the context."""
-        whole = round_up(n_ctx, SLOT_TILE)
-        ubatch = min(EXACT_UBATCH if recent else UBATCH, n_ctx)
-        ring = 0
-        held: list[bool | None] = []  # None: no rows
-        for layer in range(spec.n_layer):
-            if not spec.attends(layer):
-                held.append(None)
-                continue
-            window = spec.window(layer)
-            slots = round_up(window + ubatch, SLOT_TILE)
-            held.append(not blocks and window > 0 and slots < whole)
-            ring = max(ring, slots if held[-1] else 0)
-        of = {None: 0, True: ring, False: whole}
-        return MiddleSlots(tuple(of[in_ring] for in_ring in held), whole, ring)
+        blocks: K lies in token blocks somewhere, and all layers hold the context."""
+        windows = [spec.window(layer) if spec.attends(layer) else 0 for layer in range(spec.n_layer)]
+        slots = _core().cache_slots(n_ctx, 0, int(recent), 0.0, windows, blocks)
+        whole, ring = slots["middle"], slots["ring"]
+        held = [ring if in_ring else whole for in_ring in slots["in_ring"]]
+        return MiddleSlots(tuple(n * spec.attends(layer) for layer, n in enumerate(held)), whole, ring)
 
     @property
     def cells(self) -> int:
@@ -88,16 +86,14 @@ def full_row_bytes(spec: ModelSpec, fmt: str, one_row: bool = False) -> int:
 
 
 def region_slots(n_ctx: int, sink: int, recent: int, recent_ratio: float = 0.0) -> tuple[int, int]:
-    """Slots for sinks and for recent tokens as the runtime allocates them for one sequence: the window, a
-    batch on its way out of it and the tokens being computed."""
-    latest = recent + DEMOTION_BATCH + math.ceil(recent_ratio * n_ctx) + EXACT_UBATCH
-    keeps = recent > 0 or recent_ratio > 0
-    return round_up(sink, EXACT_STEP), round_up(min(latest, n_ctx), EXACT_STEP) if keeps else 0
+    """Slots for sinks and for recent tokens as the runtime allocates them for one sequence."""
+    slots = _core().cache_slots(n_ctx, sink, recent, recent_ratio, [], False)
+    return slots["sink"], slots["recent"]
 
 
 def full_cache_bytes(spec: ModelSpec, slots: MiddleSlots) -> int:
     """The f16 cache with full K and V in these slots, with cells."""
-    return slots.full_rows(spec) + slots.cells * CELL_BYTES
+    return slots.full_rows(spec) + slots.cells * cell_bytes()
 
 
 def state_bytes(spec: ModelSpec) -> int:

@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ConvertError, need
+from ..errors import ConvertError
 from ..ir import F32, SIDES, ModelSpec, TensorRole
-from . import archs, recurrent, tokenizer
+from . import archs, recurrent
 from .checkpoint import Checkpoint
+from .checkpoint_vocabulary import CheckpointVocabulary
 from .source import Stored
-from .tokenizer import special
-from .tokenizer.files import TokenizerFiles
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,7 @@ class CheckpointSource:
     def __init__(self, directory: Path, pre: str | None = None) -> None:
         self.checkpoint = Checkpoint(directory)
         self.spec: ModelSpec = archs.model_spec(self.checkpoint.config)
-        self._config = dict(archs.text_part(self.checkpoint.config))
-        self._pre = pre
+        self._vocabulary = CheckpointVocabulary(directory, archs.text_part(self.checkpoint.config), pre)
         recurrent.check_pattern(self.spec, "config.json", self.has)
         check_shapes(self.checkpoint, self.spec)
         self._check_recurrent()
@@ -163,25 +161,13 @@ class CheckpointSource:
             "general.quantization_version": 2,
         }
         keys |= {f"{self.spec.gguf_arch}.{name}": value for name, value in self.spec.keys.items()}
-        config, n_vocab = self._config, self.spec.n_vocab
-        return keys | tokenizer.keys(self.checkpoint.directory, config, n_vocab, self._pre)
+        return keys | self._vocabulary.keys(self.spec.n_vocab)
 
     def encode(self, text: str) -> Sequence[int]:
-        path = self.checkpoint.directory / "tokenizer.json"
-        if not path.is_file():
-            slow = need("transformers").AutoTokenizer.from_pretrained(str(path.parent))
-            return list(slow.encode(text, add_special_tokens=False))
-        try:
-            backend = need("tokenizers").Tokenizer.from_file(str(path))
-        except Exception as error:  # the Rust side raises a bare Exception
-            raise ConvertError("tokenizer.json", "a tokenizer that tokenizers can read", str(error)) from None
-        backend.no_truncation()
-        return list(backend.encode(text, add_special_tokens=False).ids)
+        return self._vocabulary.encode(text)
 
     def bos(self) -> int | None:
-        files = TokenizerFiles(self.checkpoint.directory, self._config)
-        family = "llama" if files.sentencepiece and not files.sentencepiece.is_unigram else ""
-        return special.token_id(files, "bos") if special.adds(files, "bos", family) else None
+        return self._vocabulary.bos()
 
     def identity(self) -> str:
         return self.checkpoint.identity()

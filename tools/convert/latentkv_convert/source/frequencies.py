@@ -15,12 +15,12 @@ from ..ir import F64, ModelSpec
 
 def frequencies(spec: ModelSpec, context: int, layer: int) -> F64:
     """[n_rot/2] radians per position, for a sequence of `context` tokens; 0 in a layer without RoPE."""
-    keys, turn, spec = spec.keys, spec.turn(layer), spec.at(layer)
-    if turn.base == 0:
+    keys, rope, spec = spec.keys, spec.rope(layer), spec.at(layer)
+    if rope.base == 0:
         return np.zeros(spec.n_rot // 2)
-    base = _base(spec, context, turn.base) if turn.is_scaled else turn.base
+    base = _base(spec, context, rope.base) if rope.is_scaled else rope.base
     plain: F64 = base ** (-np.arange(0, spec.n_rot, 2, dtype=np.float64) / spec.n_rot)
-    if not turn.is_scaled:
+    if not rope.is_scaled:
         return plain
     freqs: F64 = plain / _divisors(spec, context)
     scaling = keys.get("rope.scaling.type", "none")
@@ -32,7 +32,7 @@ def frequencies(spec: ModelSpec, context: int, layer: int) -> F64:
 
 def magnitude(spec: ModelSpec, layer: int) -> float:
     """What cos and sin are multiplied by."""
-    if not spec.turn(layer).is_scaled:
+    if not spec.rope(layer).is_scaled:
         return 1.0
     scale = float(spec.keys.get("rope.scaling.attn_factor", 1.0))
     if spec.keys.get("rope.scaling.type") == "yarn":

@@ -61,7 +61,7 @@ def model_spec(parts: GgufParts, where: str) -> ModelSpec:
     except ConvertError as error:
         raise error.at(where) from None  # there is no config.json
     block = gguf_block.block(values, spec, where)
-    spec = _turned(stock, replace(spec, block=block))
+    spec = _with_rotated_dims(stock, replace(spec, block=block))
     scaled = [layer for layer in range(spec.n_layer) if block.rope_scaled is None or block.rope_scaled[layer]]
     spec = replace(
         spec,
@@ -75,7 +75,7 @@ def model_spec(parts: GgufParts, where: str) -> ModelSpec:
     return spec
 
 
-def _turned(stock: Stock, spec: ModelSpec) -> ModelSpec:
+def _with_rotated_dims(stock: Stock, spec: ModelSpec) -> ModelSpec:
     """With as many rotated dimensions as the file says."""
     name = "rope.dimension_count"
     if not spec.heads:

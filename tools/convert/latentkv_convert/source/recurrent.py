@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..errors import ConvertError
 from ..ir import ModelSpec
 
 
 @dataclass(frozen=True)
 class DeltaNetSizes:
-    """Heads of `width` channels, n_k for Q and K and n_v for V; the convolution sees `kernel` tokens."""
+    """Heads of `width` channels, n_k for Q and K and n_v for V, of which `shared` have the same Q and K; the
+    convolution sees `kernel` tokens."""
 
     n_k: int
     n_v: int
@@ -22,6 +26,21 @@ class DeltaNetSizes:
     def of(spec: ModelSpec) -> DeltaNetSizes:
         names = ("group_count", "time_step_rank", "state_size", "conv_kernel")
         return DeltaNetSizes(*(int(spec.keys[f"ssm.{name}"]) for name in names))
+
+    @property
+    def keys(self) -> dict[str, int]:
+        """Stock GGUF keys."""
+        return {
+            "ssm.conv_kernel": self.kernel,
+            "ssm.state_size": self.width,
+            "ssm.group_count": self.n_k,
+            "ssm.time_step_rank": self.n_v,
+            "ssm.inner_size": self.inner,
+        }
+
+    @property
+    def shared(self) -> int:
+        return self.n_v // self.n_k
 
     @property
     def inner(self) -> int:
@@ -38,6 +57,18 @@ class DeltaNetSizes:
         """Numbers that a layer keeps of a sequence: the latest inputs of the convolution, and a matrix for
         each head of V."""
         return (self.kernel - 1) * self.channels + self.inner * self.width
+
+    def tiled(self, width: int) -> NDArray[np.int64]:
+        """Rows of a checkpoint, which has value heads beside those that share their keys, in file order:
+        first a head of every key head, then the next of each. width: rows of a head."""
+        heads = np.arange(self.n_v).reshape(self.n_k, self.shared).T.reshape(-1)
+        rows: NDArray[np.int64] = (heads[:, None] * width + np.arange(width)).reshape(-1)
+        return rows
+
+    def behind_keys(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Rows of Q, K and V together, V in this order."""
+        n = 2 * self.n_k * self.width
+        return np.concatenate([np.arange(n), n + rows])
 
 
 def shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:

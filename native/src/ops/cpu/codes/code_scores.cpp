@@ -51,7 +51,7 @@ void pack(const int32_t* n, int width, int32_t* packs, int stride) {
 }
 
 // words: [n_words, 64] from n_words words of every slot, `offset` bytes into its row. Nothing behind them is read.
-void turn(const TileRows& rows, int offset, int n_words, ReadAhead& ahead, uint32_t* words) {
+void transpose(const TileRows& rows, int offset, int n_words, ReadAhead& ahead, uint32_t* words) {
     for (int s0 = 0; s0 < tile_slots; s0 += lanes) {
         for (int s = 0; s < lanes; s++) ahead.pull(n_words * word_bytes);
         for (int w0 = 0; w0 < n_words; w0 += lanes) {
@@ -168,7 +168,7 @@ void code_queries(const RowLayout& layout, const GroupLayout& group, std::span<c
 void coded_scores(const RowLayout& layout, const GroupLayout& group, const TileRows& rows, ReadAhead& ahead,
                   const CodedQueries& queries, uint32_t* words, float* const* scores) {
     const int first = segments_of(layout, group).front().offset;
-    turn(rows, first, coded_words(layout, group), ahead, words);
+    transpose(rows, first, coded_words(layout, group), ahead, words);
     for (int r = 0; r < queries.n_rows; r++) {
         for (int s = 0; s < tile_slots; s += lanes)
             store8(scores[r] + s, f32x8{});  // of std::fill_n GCC makes `rep stos`

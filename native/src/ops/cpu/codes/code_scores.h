@@ -3,7 +3,7 @@
 //
 //   q · x = Σ_segment step · (scale · Σ n·code + minimum · Σ n)          n = round(q / step), query_bits of a code's bits
 //
-// A row is words: of a segment its scale and minimum, then its codes. A tile is turned, words by slots, and a word gives packs of
+// A row is words: of a segment its scale and minimum, then its codes. A tile is transposed, words by slots, and a word gives packs of
 // two or four codes, spread evenly over its bits. Channels stay in the order in which they leave the words; the queries are put
 // into the same one, a pack a word.
 #pragma once

@@ -49,11 +49,11 @@ struct Headers {
 };
 
 // What the integers lose, they lose of scale · code + minimum, not of codes that are all positive: the minimum is weighed with them.
-void weigh(const Headers& of, const float* weights, int32_t* pairs, float& step, float& constant) {
+void weigh(const Headers& headers, const float* weights, int32_t* pairs, float& step, float& constant) {
     f32xw product[Headers::n_vectors];
     f32xw most{};
     for (int v = 0; v < Headers::n_vectors; v++) {
-        product[v] = load_wide<f32xw>(weights + v * wide_lanes) * of.scale[v];
+        product[v] = load_wide<f32xw>(weights + v * wide_lanes) * headers.scale[v];
         most = product[v] > most ? product[v] : most;
     }
     const float reach = wide_max(most);
@@ -63,16 +63,16 @@ void weigh(const Headers& of, const float* weights, int32_t* pairs, float& step,
     i32xw n[Headers::n_vectors];
     for (int v = 0; v < Headers::n_vectors; v++) {
         n[v] = __builtin_convertvector(fma_wide(product[v], inverse, f32xw{} + 0.5f), i32xw);
-        whole = fma_wide(__builtin_convertvector(n[v], f32xw), of.ratio[v], whole);
+        whole = fma_wide(__builtin_convertvector(n[v], f32xw), headers.ratio[v], whole);
     }
     for (int v = 0; v < Headers::n_vectors; v += 2) {
         store_wide(pairs + v * wide_lanes / 2, narrowed(n[v], n[v + 1]));
     }
     constant = wide_sum(whole) * step;
-    if (of.any_flat) {
+    if (headers.any_flat) {
         f32xw exact{};
         for (int v = 0; v < Headers::n_vectors; v++) {
-            exact = fma_wide(load_wide<f32xw>(weights + v * wide_lanes), of.flat[v], exact);
+            exact = fma_wide(load_wide<f32xw>(weights + v * wide_lanes), headers.flat[v], exact);
         }
         constant += wide_sum(exact);
     }
@@ -138,7 +138,7 @@ template <int Bits, int B>
 void add_sums(const float* sums, int n_bytes, float step, float constant, float* out) {
     using L = Lanes<Bits, B>;
     if constexpr (Bits == 1 && B == lanes) {
-        f32x8 of_byte[lanes];  // [plane][byte], then turned
+        f32x8 of_byte[lanes];  // [plane][byte], then transposed
         for (int plane = 0; plane < lanes; plane++) of_byte[plane] = load8(sums + plane * B);
         transpose8(of_byte);
         for (int byte = 0; byte < n_bytes; byte++) {

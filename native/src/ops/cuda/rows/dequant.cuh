@@ -286,7 +286,7 @@ __device__ __noinline__ inline float stock_value(int kind, const uint8_t* block,
     switch (static_cast<Format>(kind)) {
 #define X(name, type)  \
     case Format::name: \
-        return value_of<type>(block, channel);
+        return value_of<type>(block, 0, channel);
         LKV_STOCK_FORMATS(X)
 #undef X
         default:

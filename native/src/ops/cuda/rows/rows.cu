@@ -48,10 +48,19 @@ __global__ void __launch_bounds__(row_threads, 1) store_kernel(const __grid_cons
         __syncthreads();
         x = staged;
     }
+    if (has_row_scale(segments, n_segments)) return write_scaled_row(segments, n_segments, x, row);
     for (int s = warp; s < n_segments; s += row_threads / 32) {
         if (s != warp) segment = segments[s];
         write_segment_shared(segment.format, x + segment.column, segment.width, row + segment.offset);
     }
+}
+
+__device__ bool same_segments(const SegmentLayout* a, int n_a, const SegmentLayout* b, int n_b) {
+    bool same = n_a == n_b;
+    for (int s = 0; same && s < n_a; s++) {
+        same = a[s].format == b[s].format && a[s].width == b[s].width && a[s].offset == b[s].offset;
+    }
+    return same;
 }
 
 __device__ void move_row(const SegmentLayout* from, int n_from, const uint8_t* src, const SegmentLayout* to, int n_to,
@@ -60,7 +69,13 @@ __device__ void move_row(const SegmentLayout* from, int n_from, const uint8_t* s
     __syncthreads();
     read_row(from, n_from, src, x);
     __syncthreads();
-    // Quantizing what was just dequantized may move a code: segments that both rows store alike keep their bytes.
+    // Quantizing what was just dequantized may move a code: segments that both rows store alike keep their bytes. Where the row has the
+    // scale, that is all of a row or nothing.
+    if (has_row_scale(to, n_to)) {
+        if (!same_segments(from, n_from, to, n_to)) return write_scaled_row(to, n_to, x, dst);
+        for (int i = static_cast<int>(threadIdx.x); i < row_bytes; i += row_threads) dst[i] = src[i];
+        return;
+    }
     for (int s = threadIdx.x / 32; s < n_to; s += row_threads / 32) {
         const SegmentLayout segment = to[s];
         const uint8_t* same = nullptr;
@@ -100,7 +115,7 @@ __device__ float channel_of(const BlockArgs& p, const uint8_t* row, int column) 
     for (int s = 0; s < p.n_segments; s++) {
         const SegmentLayout segment = p.segments[s];
         const int i = column - segment.column;
-        if (i >= 0 && i < segment.width) return value_at(segment.format, row + segment.offset, i);
+        if (i >= 0 && i < segment.width) return value_at(segment.format, row, segment.offset, i);
     }
     return 0.0f;
 }

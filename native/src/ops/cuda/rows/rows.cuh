@@ -11,7 +11,8 @@ namespace lkv::cuda {
 
 constexpr int row_threads = 1024;
 
-// The device's write_segment: all lanes of a warp enter with the same arguments. Segments in blocks are store_blocks'.
+// The device's write_segment: all lanes of a warp enter with the same arguments. Segments in blocks are store_blocks', and those scaled
+// by their row write_scaled_row's.
 __device__ inline void write_segment_shared(int32_t format, const float* x, int width, uint8_t* dst) {
     switch (static_cast<Format>(format)) {
         case Format::none:
@@ -20,20 +21,93 @@ __device__ inline void write_segment_shared(int32_t format, const float* x, int 
     case Format::name:              \
         type::write(x, width, dst); \
         return;
-            LKV_ROW_FORMATS(X)
+            LKV_SEGMENT_FORMATS(X)
 #undef X
         default:
             return;
     }
 }
 
-__device__ inline float value_at(int32_t format, const uint8_t* src, int i) {
+// f(a value of the segment's type), of the formats that are scaled by their row.
+template <class F>
+__device__ inline void with_scaled(int32_t format, F&& f) {
+    switch (static_cast<Format>(format)) {
+#define X(name, type)  \
+    case Format::name: \
+        f(type{});     \
+        return;
+        LKV_NORMAL_FORMATS(X)
+#undef X
+        default:
+            return;
+    }
+}
+
+static_assert(row_threads == 32 * row_strands, "a warp is a strand");
+
+// What the warps of a block have summed, in the host's order (cache/row.cpp). own: of all lanes of a warp
+__device__ inline LevelSums sum_of_warps(const LevelSums& own) {
+    __shared__ LevelSums of_warps[row_strands];
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    if (lane == 0) of_warps[threadIdx.x / 32] = own;
+    __syncthreads();
+    const LevelSums mine = of_warps[lane];
+    __syncthreads();  // before the next sums come
+    const auto add = [](float a, float b) { return a + b; };
+    return {across<row_strands>(mine.xl, add), across<row_strands>(mine.ll, add)};
+}
+
+// A row that has one scale. By all threads of the block, row_threads.
+__device__ inline void write_scaled_row(const SegmentLayout* segments, int n_segments, const float* x, uint8_t* row) {
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    int n = 0;
+    for (int s = 0; s < n_segments; s++) n += segments[s].width;
+    const auto sums_of = [&](const auto& of_segment) {
+        LevelSums sums{};
+        for (int s = warp; s < n_segments; s += row_strands) {
+            const LevelSums more = of_segment(segments[s]);
+            sums = {sums.xl + more.xl, sums.ll + more.ll};
+        }
+        return sum_of_warps(sums);
+    };
+    const LevelSums power = sums_of(
+        [&](const SegmentLayout& segment) { return LevelSums{power_of(x + segment.column, segment.width), 0.0f}; });
+    RowScaleFit fit(power.xl, n);
+    for (int k = 0; k < RowScaleFit::n_refine; k++) {
+        const float inverse = fit.inverse();
+        fit.refine(sums_of([&](const SegmentLayout& segment) {
+            LevelSums sums{};
+            with_scaled(segment.format,
+                        [&](auto f) { sums = decltype(f)::sums(x + segment.column, segment.width, inverse); });
+            return sums;
+        }));
+    }
+    const uint16_t scale = fit.stored();
+    if (threadIdx.x == 0) {
+        store_u16(row, scale);
+        store_u16(row + sizeof scale, 0);
+    }
+    const float inverse = inverse_of_scale(scale);
+    for (int s = warp; s < n_segments; s += row_strands) {
+        const SegmentLayout segment = segments[s];
+        with_scaled(segment.format, [&](auto f) {
+            decltype(f)::write(x + segment.column, segment.width, inverse, row + segment.offset);
+        });
+    }
+}
+
+__device__ inline bool has_row_scale(const SegmentLayout* segments, int n_segments) {
+    return n_segments > 0 && format_scaled_by_row(static_cast<Format>(segments[0].format));
+}
+
+// Channel i of the segment that begins `offset` bytes into a row.
+__device__ inline float value_at(int32_t format, const uint8_t* row, int offset, int i) {
     switch (static_cast<Format>(format)) {
         case Format::none:
             return 0.0f;
 #define X(name, type)  \
     case Format::name: \
-        return value_of<type>(src, i);
+        return value_of<type>(row, offset, i);
             LKV_ROW_FORMATS(X)
 #undef X
         default:
@@ -51,7 +125,7 @@ __device__ inline void read_row(const SegmentLayout* segments, int n_segments, c
     for (int s = 0; s < n_segments; s++) {
         const SegmentLayout segment = segments[s];
         for (int i = static_cast<int>(threadIdx.x); i < segment.width; i += static_cast<int>(blockDim.x)) {
-            put_value(x + segment.column + i, value_at(segment.format, row + segment.offset, i));
+            put_value(x + segment.column + i, value_at(segment.format, row, segment.offset, i));
         }
     }
 }

@@ -15,7 +15,6 @@ and a Method
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import pkgutil
 from collections.abc import Mapping
@@ -70,23 +69,3 @@ def group_size(value: int | None, n_kv: int) -> int:
             "--group", f"a divisor of the model's {n_kv} KV heads ({divisors}) or all", str(group)
         )
     return group
-
-
-def parse_group(text: str) -> int | None:
-    """argparse type of --group: a number, or `all` (None)."""
-    if text == "all":
-        return None
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"a number of KV heads or all; got {text}")
-    return int(text)
-
-
-def parse_keep(text: str) -> float:
-    """argparse type of --keep: a fraction of the KV dimensions, above 0 and at most 1."""
-    try:
-        keep = float(text)
-    except ValueError:
-        keep = float("nan")
-    if not 0 < keep <= 1:
-        raise argparse.ArgumentTypeError(f"a fraction above 0 and at most 1; got {text}")
-    return keep

@@ -15,7 +15,6 @@ released code does not square them, counts one column less and steps the thresho
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +26,7 @@ from ...fuse import center
 from ...ir import F64, SIDES, Basis, ModelSpec, Plan
 from ...schema import RANK_PAD
 from ...work import Work
-from .. import allocate, latent_plan, search
+from .. import allocate, arguments, latent_plan, search
 from ..allocate import Ranks
 from ..linalg import balanced, eigenbasis, tied
 
@@ -37,10 +36,10 @@ FLOOR = 0.45  # of head_dim: the published search stops before a rank falls to i
 
 
 def add_arguments(parser: Any) -> None:
-    latent_plan.add_keep(parser, 0.6)
+    arguments.add_keep(parser, 0.6)
     parser.add_argument(
         "--error-budget",
-        type=_error,
+        type=arguments.fraction("a relative error", above_zero=True),
         default=None,
         metavar="E",
         help="relative error of a block's output to allow, instead of --keep (published: 0.025)",
@@ -70,16 +69,6 @@ def add_arguments(parser: Any) -> None:
         help="tokens of the calibration sample to measure block errors on (default 4096)",
     )
     latent_plan.add_k_path(parser, "rebuild")
-
-
-def _error(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"a relative error above 0 and at most 1; got {text}")
-    return value
 
 
 def create(options: Mapping[str, Any], spec: ModelSpec) -> Eigen:

@@ -11,7 +11,6 @@ split evenly, which loses least when a rotated latent is quantized.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,7 @@ from ... import limits
 from ...errors import ConvertError, warn
 from ...ir import F64, SIDES, Basis, ModelSpec, Plan
 from ...work import Work
-from .. import latent_plan
+from .. import arguments, latent_plan
 from ..allocate import by_depth
 from ..linalg import balanced, eigenbasis
 
@@ -31,7 +30,7 @@ SIGMA_MIN = 1e-5  # of the largest: sigma_min of a square matrix is rounding noi
 
 
 def add_arguments(parser: Any) -> None:
-    latent_plan.add_keep(parser)
+    arguments.add_keep(parser)
     parser.add_argument(
         "--skip-layers",
         type=limits.natural,
@@ -41,22 +40,12 @@ def add_arguments(parser: Any) -> None:
     )
     parser.add_argument(
         "--steepest",
-        type=_share,
+        type=arguments.fraction("a fraction"),
         default=0.25,
         metavar="F",
         help="least d_min / d_max; below it d_max comes down instead (default 0.25; 0: as published)",
     )
     latent_plan.add_k_path(parser, "rebuild")
-
-
-def _share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"a fraction from 0 to 1; got {text}")
-    return value
 
 
 def create(options: Mapping[str, Any], spec: ModelSpec) -> LoRC:

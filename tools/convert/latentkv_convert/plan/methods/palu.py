@@ -14,21 +14,19 @@ from typing import Any
 
 from ...ir import Basis, ModelSpec, Plan
 from ...work import Work
-from .. import allocate, latent_plan
+from .. import allocate, arguments, latent_plan
 from ..output_basis import add_basis, output_bases
-from . import group_size, parse_group
+from . import group_size
 
 SUMMARY = "Palu: grouped whitened SVD, K rebuilt before RoPE"
 
 
 def add_arguments(parser: Any) -> None:
-    latent_plan.add_keep(parser)
-    parser.add_argument(
-        "--group",
-        type=parse_group,
-        default=0,
-        metavar="N|all",
-        help="KV heads that share one latent: 1 (M-LRD), 4 (G-LRD), all (J-LRD); default 4, or the next "
+    arguments.add_keep(parser)
+    arguments.add_group(
+        parser,
+        0,
+        "KV heads that share one latent: 1 (M-LRD), 4 (G-LRD), all (J-LRD); default 4, or the next "
         "fewer that divide the model's",
     )
     parser.add_argument(

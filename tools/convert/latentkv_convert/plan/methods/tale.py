@@ -9,23 +9,21 @@ the rotation stays inside [0, r_0) and inside the rest, so that the cut stays le
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ... import limits
 from ...errors import ConvertError
 from ...ir import FULL, Basis, LayerPlan, ModelSpec, Plan, SidePlan
 from ...rows import sizes
 from ...schema import ENUMS, RANK_PAD
 from ...work import Work
-from .. import latent_plan
+from .. import arguments
 from ..budget import split_groups, water_fill
 from ..output_basis import add_basis, output_bases
-from . import group_size, parse_group
+from . import group_size
 
 SUMMARY = "TALE: K whole, V truncated in old tokens only, bits by region"
 FORMATS = ("f32", "f16", "q8", "q6", "q5", "q4", "q3", "q2", "q1")
@@ -33,36 +31,23 @@ BLOCK_FORMATS = ("c8", "c4", "c3", "c2")
 
 
 def add_arguments(parser: Any) -> None:
-    latent_plan.add_keep(parser, 0.75)
-    parser.add_argument(
-        "--group",
-        type=parse_group,
-        default=0,
-        metavar="N|all",
-        help="KV heads that share one latent of V; default 1 with grouped queries, else 4 or the next fewer "
+    arguments.add_keep(parser, 0.75)
+    arguments.add_group(
+        parser,
+        0,
+        "KV heads that share one latent of V; default 1 with grouped queries, else 4 or the next fewer "
         "that divide the model's",
     )
     add_basis(parser)
-    parser.add_argument(
-        "--sink",
-        type=limits.tokens(0, limits.SINK),
-        default=4,
-        metavar="N",
-        help="first tokens kept exact, in f16 (default 4)",
+    arguments.add_exact(
+        parser, "first tokens kept exact, in f16", "at least this many latest tokens kept exact", 0
     )
     parser.add_argument(
         "--recent-ratio",
-        type=_ratio,
+        type=arguments.fraction("a ratio"),
         default=0.1,
         metavar="P",
         help="latest tokens kept exact, as a share of the sequence after its sinks (default 0.1)",
-    )
-    parser.add_argument(
-        "--recent",
-        type=limits.tokens(0, limits.RECENT),
-        default=0,
-        metavar="N",
-        help="at least this many latest tokens kept exact (default 0)",
     )
     parser.add_argument(
         "--kv-recent", choices=FORMATS, default="q4", help="row format of recent tokens (default q4)"
@@ -81,16 +66,6 @@ def add_arguments(parser: Any) -> None:
         help="a prompt attends to exact K and V, or to the compressed past (default lazy, where all layers "
         "attend)",
     )
-
-
-def _ratio(text: str) -> float:
-    try:
-        ratio = float(text)
-    except ValueError:
-        ratio = float("nan")
-    if not 0 <= ratio <= 1:
-        raise argparse.ArgumentTypeError(f"a ratio from 0 to 1; got {text}")
-    return ratio
 
 
 def create(options: Mapping[str, Any], spec: ModelSpec) -> Tale:

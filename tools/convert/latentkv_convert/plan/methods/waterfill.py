@@ -21,11 +21,11 @@ from ...errors import ConvertError
 from ...ir import SIDES, ModelSpec
 from ...rows import sizes
 from ...schema import RANK_PAD
-from .. import allotment, latent_plan
+from .. import allotment, arguments, latent_plan
 from ..candidates import Shape
 from ..times import gpu_file
 from ..waterfill import DEPTHS, Waterfill
-from . import group_size, parse_group
+from . import group_size
 
 SUMMARY = "rank and bits of every segment from one byte budget (--kv-budget)"
 UNEQUAL_HEADS = True  # layers may have KV heads of their own
@@ -78,34 +78,11 @@ def add_arguments(parser: Any) -> None:
         help="context to fit the file for (default: the trained one), and to count a share of f16 at "
         "(default: 32768)",
     )
-    parser.add_argument(
-        "--sink",
-        type=limits.tokens(0, limits.SINK),
-        default=4,
-        metavar="N",
-        help="first tokens kept exact (default 4)",
-    )
-    parser.add_argument(
-        "--recent",
-        type=limits.tokens(0, limits.RECENT),
-        default=128,
-        metavar="N",
-        help="latest tokens kept exact (default 128)",
-    )
-    parser.add_argument(
-        "--group",
-        type=parse_group,
-        default=AUTO,
-        metavar="N|all",
-        help="KV heads whose keys share a latent (default: what --prefer asks for, at most 1024 channels)",
-    )
-    parser.add_argument(
-        "--group-v",
-        type=parse_group,
-        default=AUTO,
-        metavar="N|all",
-        help="KV heads whose values share a latent (default: the same)",
-    )
+    arguments.add_exact(parser, "first tokens kept exact", "latest tokens kept exact", 128)
+    keys = "KV heads whose keys share a latent (default: what --prefer asks for, at most 1024 channels)"
+    arguments.add_group(parser, AUTO, keys)
+    values = "KV heads whose values share a latent (default: the same)"
+    arguments.add_group(parser, AUTO, values, "--group-v")
     parser.add_argument(
         "--gpu-times",
         type=Path,

@@ -23,22 +23,16 @@ from ...ir import F64, Basis, ModelSpec, Plan
 from ...rows import served
 from ...source.frequencies import frequencies
 from ...work import Work
-from .. import allocate, latent_plan
+from .. import allocate, arguments, latent_plan
 from ..linalg import eigenbasis, tied, untied
-from . import group_size, parse_group
+from . import group_size
 
 SUMMARY = "ZACK: K rotated after RoPE and cut, per KV head"
 
 
 def add_arguments(parser: Any) -> None:
-    latent_plan.add_keep(parser)
-    parser.add_argument(
-        "--group",
-        type=parse_group,
-        default=1,
-        metavar="N|all",
-        help="KV heads that share one latent (default 1, as published)",
-    )
+    arguments.add_keep(parser)
+    arguments.add_group(parser, 1, "KV heads that share one latent (default 1, as published)")
     parser.add_argument(
         "--allocate",
         choices=allocate.names(),

@@ -7,7 +7,7 @@ Tensors have the names and layouts of llama.cpp's converter.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from .... import limits
 from ....errors import ConvertError
 from ....ir import F32, ModelSpec, Projection, TensorRole
 from ... import rope
+from ...recurrent import DeltaNetSizes
 from ...stock import Stock
 from .. import expert_keys, llama, require
 
@@ -54,59 +55,22 @@ TINY_EXPERTS: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Of a delta net: heads of keys (and queries) and of values, all `width` wide, each of the former serves
-    `shared` of the latter; the convolution sees `kernel` tokens."""
-
-    n_k: int
-    n_v: int
-    width: int
-    kernel: int
-
-    @staticmethod
-    def of(config: Mapping[str, Any]) -> Sizes:
-        """Raises:
-        ConvertError: heads that no reader follows.
-        """
-        n_k, n_v = int(config.get("linear_num_key_heads", 16)), int(config.get("linear_num_value_heads", 32))
-        width = int(config.get("linear_key_head_dim", 128))
-        require(config, "linear_value_head_dim", 128, width)
-        found = Sizes(n_k, n_v, width, int(config.get("linear_conv_kernel_dim", 4)))
-        for name, value in (("linear_num_key_heads", n_k), ("linear_key_head_dim", width)):
-            if not 1 <= value <= 4096:
-                raise ConvertError("config.json", f"{name} from 1 to 4096", str(value))
-        if n_v < n_k or n_v % n_k or n_v > 4096:
-            raise ConvertError("config.json", f"linear_num_value_heads a multiple of {n_k}", str(n_v))
-        if not 2 <= found.kernel <= 64:
-            raise ConvertError("config.json", "linear_conv_kernel_dim from 2 to 64", str(found.kernel))
-        return found
-
-    @property
-    def shared(self) -> int:
-        return self.n_v // self.n_k
-
-    @property
-    def keys(self) -> dict[str, int]:
-        return {
-            "ssm.conv_kernel": self.kernel,
-            "ssm.state_size": self.width,
-            "ssm.group_count": self.n_k,
-            "ssm.time_step_rank": self.n_v,
-            "ssm.inner_size": self.n_v * self.width,
-        }
-
-    def tiled(self, width: int) -> NDArray[np.int64]:
-        """Rows of the checkpoint, value heads beside those that share their keys, in the file's order: first
-        a head of every key head, then the next of each. width: rows of a head."""
-        heads = np.arange(self.n_v).reshape(self.n_k, self.shared).T.reshape(-1)
-        rows: NDArray[np.int64] = (heads[:, None] * width + np.arange(width)).reshape(-1)
-        return rows
-
-    def behind_keys(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Of Q, K and V together, V in this order."""
-        n = 2 * self.n_k * self.width
-        return np.concatenate([np.arange(n), n + rows])
+def sizes_of(config: Mapping[str, Any]) -> DeltaNetSizes:
+    """Raises:
+    ConvertError: heads that no reader follows.
+    """
+    n_k, n_v = int(config.get("linear_num_key_heads", 16)), int(config.get("linear_num_value_heads", 32))
+    width = int(config.get("linear_key_head_dim", 128))
+    require(config, "linear_value_head_dim", 128, width)
+    kernel = int(config.get("linear_conv_kernel_dim", 4))
+    for name, value in (("linear_num_key_heads", n_k), ("linear_key_head_dim", width)):
+        if not 1 <= value <= 4096:
+            raise ConvertError("config.json", f"{name} from 1 to 4096", str(value))
+    if n_v < n_k or n_v % n_k or n_v > 4096:
+        raise ConvertError("config.json", f"linear_num_value_heads a multiple of {n_k}", str(n_v))
+    if not 2 <= kernel <= 64:
+        raise ConvertError("config.json", "linear_conv_kernel_dim from 2 to 64", str(kernel))
+    return DeltaNetSizes(n_k, n_v, width, kernel)
 
 
 def norm(source: str, target: str) -> TensorRole:
@@ -132,7 +96,7 @@ def _columns(order: NDArray[np.int64]) -> Callable[[F32], F32]:
 
 
 def recurrent(
-    sizes: Sizes, projections: tuple[TensorRole, ...], order: NDArray[np.int64] | None
+    sizes: DeltaNetSizes, projections: tuple[TensorRole, ...], order: NDArray[np.int64] | None
 ) -> tuple[TensorRole, ...]:
     """A delta net. projections: of its input. order: of value heads in the file, None: the checkpoint's."""
     heads = None if order is None else sizes.tiled(1)
@@ -152,7 +116,7 @@ def recurrent(
 
 
 def model_spec(
-    config: Mapping[str, Any], gguf_arch: str, projections: Callable[[Sizes], tuple[TensorRole, ...]]
+    config: Mapping[str, Any], gguf_arch: str, projections: Callable[[DeltaNetSizes], tuple[TensorRole, ...]]
 ) -> ModelSpec:
     """The dense model. projections: of a delta net's input."""
     for name in ("attention_bias", "mlp_bias"):
@@ -164,7 +128,7 @@ def model_spec(
     head_dim = int(config.get("head_dim") or 256)
     whole = {"rope_scaling": None, "rope_parameters": None, "attention_bias": False, "head_dim": head_dim}
     spec = llama.model_spec({"rms_norm_eps": 1e-6, **config, **whole})
-    sizes, kinds = Sizes.of(config), layer_kinds(config, spec.n_layer)
+    sizes, kinds = sizes_of(config), layer_kinds(config, spec.n_layer)
     n_rot = int(head_dim * share)
     positions = rope.describe({**config, "rope_scaling": None, "rope_parameters": given}, n_rot)
     ffn = tuple(

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from ....ir import ModelSpec, TensorRole
+from ...recurrent import DeltaNetSizes
 from ...stock import Stock
 from .. import delta_net
-from . import Sizes
 
 ARCHITECTURE = "qwen35"
 TEXT_PREFIX = "model.language_model"  # of tensors in a checkpoint that sees pictures
@@ -25,7 +25,7 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     return replace(spec, keys={**spec.keys, **delta_net.section_keys(config)})
 
 
-def projections(sizes: Sizes) -> tuple[TensorRole, ...]:
+def projections(sizes: DeltaNetSizes) -> tuple[TensorRole, ...]:
     wide, one = sizes.tiled(sizes.width), sizes.tiled(1)
     return (
         TensorRole("linear_attn.in_proj_qkv.weight", "attn_qkv.weight", rows=sizes.behind_keys(wide)),

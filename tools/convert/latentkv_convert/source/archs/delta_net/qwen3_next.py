@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from ....ir import ModelSpec, TensorRole
+from ...recurrent import DeltaNetSizes
 from ...stock import Stock
 from .. import delta_net
-from . import Sizes
 
 ARCHITECTURE = "qwen3next"
 STOCK_KEYS = ("expert_count", "expert_used_count")
@@ -32,7 +32,7 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     return delta_net.with_experts(spec, config)
 
 
-def projections(sizes: Sizes) -> tuple[TensorRole, ...]:
+def projections(sizes: DeltaNetSizes) -> tuple[TensorRole, ...]:
     """A key head's rows of Q, K, V and the gate are beside each other in the checkpoint."""
     width, wide = sizes.width, sizes.shared * sizes.width
     rows = np.arange(sizes.n_k * 2 * (width + wide)).reshape(sizes.n_k, -1)

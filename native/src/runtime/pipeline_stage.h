@@ -1,4 +1,4 @@
-// Consecutive layers on one device, and what runs their graph there: the CPU's backend, or a GPU.
+// A pipeline stage: consecutive layers on one device, and what runs their graph there, the CPU's backend or a GPU.
 #pragma once
 
 #include <memory>
@@ -10,10 +10,10 @@
 
 namespace lkv {
 
-// Their graph reads and leaves hidden states where others go before or follow.
-struct Part {
+// Its graph reads the hidden states of the stage before it, and leaves those of the next.
+struct PipelineStage {
     // Opens the run's GPU, if it has one.
-    explicit Part(const LayerRun& run);
+    explicit PipelineStage(const LayerRun& run);
 
     LayerRun run;
     std::unique_ptr<Gpu> gpu;  // null: the CPU
@@ -27,17 +27,17 @@ struct Part {
     // Null tensors: nothing is copied. A result is waited for, on a GPU without one, too.
     void set_input(ggml_tensor* tensor, const void* data, size_t bytes) const;
     void get_result(const ggml_tensor* tensor, float* data) const;
-    // The hidden states that this part has run for, to the one behind it.
-    void hand_to(const Part& next) const;
+    // The hidden states that this stage has run for, to the one behind it.
+    void hand_to(const PipelineStage& next) const;
     // Runs the prepared graph; a GPU's run is waited for where its result is wanted. Errors: Error when it does not run.
     void compute(ggml_backend_t cpu) const;
-    // For the case of a failure: waits until the part's work has ended, and ignores its result.
+    // For the case of a failure: waits until the stage's work has ended, and ignores its result.
     void abandon() const noexcept;
 };
 
-std::vector<Part> open_parts(const std::vector<LayerRun>& runs);
+std::vector<PipelineStage> open_stages(const std::vector<LayerRun>& runs);
 
-// Where rows are, of every part.
-std::vector<CacheDevice*> devices_of(const std::vector<Part>& parts);
+// Where rows are, of every stage.
+std::vector<CacheDevice*> devices_of(const std::vector<PipelineStage>& stages);
 
 }  // namespace lkv

@@ -1,13 +1,14 @@
-#include "runtime/part.h"
+#include "runtime/pipeline_stage.h"
 
 #include "base/error.h"
 #include "ggml-cpu.h"
 
 namespace lkv {
 
-Part::Part(const LayerRun& of) : run(of), gpu(of.on_gpu() ? open_gpu(of.gpu) : nullptr) {}
+PipelineStage::PipelineStage(const LayerRun& layers)
+    : run(layers), gpu(layers.on_gpu() ? open_gpu(layers.gpu) : nullptr) {}
 
-void Part::set_input(ggml_tensor* tensor, const void* data, size_t bytes) const {
+void PipelineStage::set_input(ggml_tensor* tensor, const void* data, size_t bytes) const {
     if (tensor == nullptr || tensor->data == nullptr)
         return;  // no node reads positions in a last layer that only stores latents
     if (on_gpu()) {
@@ -17,7 +18,7 @@ void Part::set_input(ggml_tensor* tensor, const void* data, size_t bytes) const 
     }
 }
 
-void Part::get_result(const ggml_tensor* tensor, float* data) const {
+void PipelineStage::get_result(const ggml_tensor* tensor, float* data) const {
     if (on_gpu()) {
         gpu->finish(tensor, data, tensor == nullptr ? 0 : ggml_nbytes(tensor));
     } else if (tensor != nullptr) {
@@ -25,7 +26,7 @@ void Part::get_result(const ggml_tensor* tensor, float* data) const {
     }
 }
 
-void Part::hand_to(const Part& next) const {
+void PipelineStage::hand_to(const PipelineStage& next) const {
     const ggml_tensor* const hidden = graph->hidden_out;
     if (on_gpu()) {
         gpu->send(hidden, *next.gpu, next.graph->hidden_in);
@@ -34,7 +35,7 @@ void Part::hand_to(const Part& next) const {
     }
 }
 
-void Part::compute(ggml_backend_t cpu) const {
+void PipelineStage::compute(ggml_backend_t cpu) const {
     if (!on_gpu()) ggml_backend_cpu_set_n_threads(cpu, shape.n_threads);
     const ggml_status status = on_gpu() ? gpu->compute(graph->nodes) : ggml_backend_graph_compute(cpu, graph->nodes);
     if (status != GGML_STATUS_SUCCESS) {
@@ -42,22 +43,22 @@ void Part::compute(ggml_backend_t cpu) const {
     }
 }
 
-void Part::abandon() const noexcept {
+void PipelineStage::abandon() const noexcept {
     try {
         get_result(nullptr, nullptr);
     } catch (const Error&) {
     }
 }
 
-std::vector<Part> open_parts(const std::vector<LayerRun>& runs) {
-    std::vector<Part> parts;
-    for (const LayerRun& run : runs) parts.emplace_back(run);
-    return parts;
+std::vector<PipelineStage> open_stages(const std::vector<LayerRun>& runs) {
+    std::vector<PipelineStage> stages;
+    for (const LayerRun& run : runs) stages.emplace_back(run);
+    return stages;
 }
 
-std::vector<CacheDevice*> devices_of(const std::vector<Part>& parts) {
+std::vector<CacheDevice*> devices_of(const std::vector<PipelineStage>& stages) {
     std::vector<CacheDevice*> devices;
-    for (const Part& part : parts) devices.push_back(part.gpu.get());
+    for (const PipelineStage& stage : stages) devices.push_back(stage.gpu.get());
     return devices;
 }
 

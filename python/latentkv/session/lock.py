@@ -1,7 +1,8 @@
-"""Threads that share a Llama take turns: its session is not thread-safe, and decodes without the GIL.
+"""The lock of a session, which threads that share a Llama take in turn: a session is not thread-safe, and it
+decodes without the GIL.
 
-Two things end a turn without its thread: the interpreter, when it shuts down, and a fork, whose child has one
-thread. Neither may leave the others waiting."""
+Two things stop a thread that holds the lock: the interpreter, when it shuts down, and a fork, whose child has
+one thread. Neither may leave the others waiting."""
 
 from __future__ import annotations
 
@@ -18,19 +19,19 @@ T = TypeVar("T")
 
 
 class ShuttingDown(RuntimeError):
-    """The interpreter ends while a thread that will not run again has its turn."""
+    """The interpreter ends while a thread that will not run again holds the lock."""
 
 
-class Turn:
+class SessionLock:
     """A reentrant lock: callbacks of a call may call on. Whoever holds it may use the session.
 
-    left_behind: called in a child of fork() where another thread of the parent had the turn, and was in the
-    middle of changing the session."""
+    left_behind: called in a child of fork() where another thread of the parent held the lock, and was in
+    the middle of changing the session."""
 
     def __init__(self, left_behind: Callable[[], None]) -> None:
         self._lock = threading.RLock()
         self._left_behind = weakref.WeakMethod(left_behind)
-        _turns.add(self)
+        _locks.add(self)
 
     def __enter__(self) -> None:
         if not self._lock.acquire(blocking=not sys.is_finalizing()):
@@ -48,29 +49,29 @@ class Turn:
             left_behind()
 
 
-_turns: weakref.WeakSet[Turn] = weakref.WeakSet()
+_locks: weakref.WeakSet[SessionLock] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    for turn in list(_turns):
-        turn.after_fork()
+    for lock in list(_locks):
+        lock.after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork)
 
 
 class Shared(Protocol):
-    """What has turns."""
+    """What has a lock."""
 
     @property
-    def lock(self) -> Turn: ...
+    def lock(self) -> SessionLock: ...
 
 
 S = TypeVar("S", bound=Shared)
 
 
-def in_turn(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
-    """A method whose whole call is one turn."""
+def locked(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """A method that holds the lock for its whole call."""
 
     @functools.wraps(method)
     def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -81,7 +82,7 @@ def in_turn(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P
 
 
 def step_by_step(shared: Shared, items: Iterator[T]) -> Generator[T, None, None]:
-    """An iterator each step of which is a turn. Between steps nothing is held: an abandoned stream blocks
+    """An iterator that holds the lock in each of its steps, and not between them: an abandoned stream blocks
     nobody, and each step may come from another thread."""
     while True:
         with shared.lock:

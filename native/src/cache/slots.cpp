@@ -1,0 +1,49 @@
+#include "cache/slots.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace lkv {
+namespace {
+
+// Slots of an exact window come in multiples of this, so that the rows of every layer start on 64 bytes. No kernel reads
+// rows of slots that are not in use, so whole tiles would be room for nothing: 4 sinks took 64 slots.
+constexpr int exact_step = 16;
+
+int whole_steps(int64_t n) { return static_cast<int>((n + exact_step - 1) / exact_step * exact_step); }
+
+int recent_slots(const PlacementOptions& options) {
+    if (!options.keeps_recent()) return 0;
+    const int share = static_cast<int>(std::ceil(options.recent_ratio * options.n_ctx));
+    const int64_t slots = int64_t{options.recent + demotion_batch} * options.n_seq_max + share +
+                          std::min(options.n_ubatch, options.exact_ubatch);
+    return whole_steps(std::min<int64_t>(slots, options.n_ctx));
+}
+
+// Slots for as many tokens as the windows of all sequences hold, and a ubatch.
+int64_t ring_slots(const PlacementOptions& options, int window) {
+    return whole_tiles(int64_t{window} * options.n_seq_max + options.n_ubatch);
+}
+
+}  // namespace
+
+CacheSlots count_slots(const KvCacheOptions& options, std::span<const int> windows, bool blocks) {
+    CacheSlots slots;
+    slots.sink = whole_steps(int64_t{options.sink} * options.n_seq_max);
+    slots.recent = recent_slots(options);
+    slots.middle = static_cast<int>(whole_tiles(options.n_ctx));
+    for (const int window : windows) {
+        slots.in_ring.push_back(!blocks && window > 0 && ring_slots(options, window) < slots.middle);
+        if (slots.in_ring.back()) slots.window = std::max(slots.window, window);
+    }
+    if (slots.window > 0) slots.ring = static_cast<int>(ring_slots(options, slots.window));
+    return slots;
+}
+
+void shorten_ubatches(PlacementOptions& options, bool sees_own_rows) {
+    if (!options.keeps_recent()) return;
+    options.exact_ubatch = std::min(options.n_ubatch, longest_exact_ubatch);
+    if (!sees_own_rows) options.n_ubatch = options.exact_ubatch;
+}
+
+}  // namespace lkv
