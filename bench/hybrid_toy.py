@@ -6,8 +6,8 @@ Figures of quality need K and V that were trained. Some minutes on a GPU; `--dev
 shows that it runs.
 
 The text is what Python carries: its standard library and language reference, without what
-latentkv_convert/calibrate/mix.py holds back, the packages that are installed, and numbers to be found again,
-so that attention has something to do. Tokenizer and chat template are those of models/demo.
+latentkv_convert/calibrate/text/mix.py holds back, the packages that are installed, and numbers to be found
+again, so that attention has something to do. Tokenizer and chat template are those of models/demo.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoTokenizer, Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
-from latentkv_convert.calibrate import mix
+from latentkv_convert.calibrate.text import mix
 
 ROOT = Path(__file__).resolve().parents[1]
 DEMO = ROOT / "models" / "demo"

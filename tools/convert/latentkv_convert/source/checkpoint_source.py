@@ -15,8 +15,8 @@ from ..errors import ConvertError
 from ..ir import F32, SIDES, ModelSpec, TensorRole
 from . import archs, mla, recurrent
 from .checkpoint import Checkpoint
-from .checkpoint_vocabulary import CheckpointVocabulary
 from .source import Stored
+from .tokenizer.vocabulary import CheckpointVocabulary
 
 
 @dataclass(frozen=True)
