@@ -496,7 +496,7 @@ private:
         }
         if (sum == 0.0) return -INFINITY;
         for (int d = 0; d < p.head_dim; d++) out[d] /= sum;
-        if (perturb == Perturb::value) out[0] *= 1.01;
+        for (int d = 0; perturb == Perturb::value && d < 4; d++) out[d] *= 1.01;
         return max + std::log(sum);
     }
 

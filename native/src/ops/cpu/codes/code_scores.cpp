@@ -4,48 +4,32 @@
 #include <numeric>
 
 #include "cache/formats.h"
+#include "ops/cpu/codes/packs.h"
 
 namespace lkv {
 
 namespace {
 
-constexpr int word_bytes = 4;
 constexpr int most_rows =
     wide_lanes == 16 ? 10 : 6;  // at once: their sums stay in registers, of which AVX2 has 16 and AVX-512 32
 
-// Where planes.h puts the codes of a segment, in words of 32 bits. A pack is what a lane multiplies at
-// once: the codes that (word >> bits·i) & mask leaves, i < steps.
 template <int Bits>
-struct Words {
-    static constexpr int in_pack = query_bits(Bits) == 8 ? 4 : 2;
-    static constexpr int apart = 32 / in_pack;  // bits between codes of a pack
-    static constexpr int steps = apart / Bits;
-    static constexpr uint32_t ones = in_pack == 4 ? 0x01010101u : 0x00010001u;
-    static constexpr uint32_t mask = Planes<Bits>::levels * ones;
-
-    static constexpr int count(int width) { return (width * Bits + 31) / 32; }
-    static constexpr int packs(int width) { return count(width) * steps; }
-
-    // Channel of the code at this bit of a word.
-    static constexpr int channel(int word, int bit) {
-        return channel_of<Bits>(word_bytes * word + bit / 8, bit % 8 / Bits);
-    }
-};
+constexpr int n_packs(int width) {
+    return Packs<Bits>::groups(width) * Packs<Bits>::per_group;
+}
 
 // Puts one query row's integers of a segment into packs.
 template <int Bits>
 void pack(const int32_t* n, int width, int32_t* packs, int stride) {
-    using W = Words<Bits>;
-    for (int word = 0; word < W::count(width); word++) {
-        for (int i = 0; i < W::steps; i++, packs += stride) {
-            uint32_t all = 0;
-            for (int j = 0; j < W::in_pack; j++) {
-                const int channel = W::channel(word, Bits * i + W::apart * j);
-                const auto value = static_cast<uint32_t>(channel < width ? n[channel] : 0);
-                all |= (value & ~0u >> (32 - W::apart)) << (W::apart * j);
-            }
-            *packs = static_cast<int32_t>(all);
+    using P = Packs<Bits>;
+    for (int i = 0; i < P::groups(width) * P::per_group; i++, packs += stride) {
+        uint32_t all = 0;
+        for (int j = 0; j < P::in_pack; j++) {
+            const int channel = P::channel(i, j);
+            const auto value = static_cast<uint32_t>(channel < width ? n[channel] : 0);
+            all |= (value & ~0u >> (32 - P::apart)) << (P::apart * j);
         }
+        *packs = static_cast<int32_t>(all);
     }
 }
 
@@ -73,32 +57,42 @@ void transpose(const TileRows& rows, int offset, int n_words, ReadAhead& ahead, 
     }
 }
 
-// acc[r] += Σ n·code over n_words words, R rows against wide_lanes slots.
+// acc[r] += Σ n·code over n_groups groups of packs, R rows against wide_lanes slots.
 template <int Bits, int R>
-LKV_INLINE void dots(const uint32_t* words, int n_words, const int32_t* packs, int stride, u32xw (&acc)[R]) {
-    using W = Words<Bits>;
+LKV_INLINE void dots(const uint32_t* words, int n_groups, const int32_t* packs, int stride, u32xw (&acc)[R]) {
+    using P = Packs<Bits>;
     using Dot = ByteDot<wide_lanes>;
-    constexpr bool bytes = W::in_pack == 4;
-    // words whose products of bytes fit a sum before it is widened; of 16-bit integers round_query leaves room for all
-    constexpr int at_once = bytes ? Dot::most / (Planes<Bits>::levels * byte_query) / W::steps : max_coded_width;
-    for (int first = 0; first < n_words; first += at_once) {
-        u32xw sums[R];
+    constexpr bool bytes = P::in_pack == 4;
+    // packs whose products of bytes fit a sum before it is widened; of 16-bit integers round_query leaves room for all
+    constexpr int most_packs = bytes ? Dot::most / (Planes<Bits>::levels * byte_query) : max_coded_width;
+    constexpr int at_once = std::max(1, most_packs / P::per_group);
+    u32xw sums[R];
+    const auto widen = [&]() __attribute__((always_inline)) {
         LKV_UNROLL
-        for (int r = 0; r < R; r++) sums[r] = u32xw{};
-        for (int word = first; word < std::min(n_words, first + at_once); word++) {
-            const u32xw w = load_wide<u32xw>(words + word * tile_slots);
+        for (int r = 0; r < R; r++) {
+            acc[r] += bytes ? Dot::widen(sums[r]) : sums[r];
+            sums[r] = u32xw{};
+        }
+    };
+    LKV_UNROLL
+    for (int r = 0; r < R; r++) sums[r] = u32xw{};
+    for (int first = 0; first < n_groups; first += at_once) {
+        for (int group = first; group < std::min(n_groups, first + at_once); group++) {
+            const P of(words, group);
             LKV_UNROLL
-            for (int i = 0; i < W::steps; i++, packs += stride) {
-                const u32xw codes = (w >> Bits * i) & W::mask;
+            for (int i = 0; i < P::per_group; i++, packs += stride) {
+                const u32xw codes = of.pack(i);
                 LKV_UNROLL
                 for (int r = 0; r < R; r++) {
                     sums[r] =
                         bytes ? Dot::add(sums[r], codes, packs[r]) : add_pairs<wide_lanes>(sums[r], codes, packs[r]);
                 }
+                if constexpr (most_packs < P::per_group) {
+                    if ((i + 1) % most_packs == 0) widen();
+                }
             }
         }
-        LKV_UNROLL
-        for (int r = 0; r < R; r++) acc[r] += bytes ? Dot::widen(sums[r]) : sums[r];
+        widen();
     }
 }
 
@@ -112,12 +106,12 @@ struct SlotScales {
 template <int Bits, int R>
 void segment_scores(const SlotScales& of, const uint32_t* words, int width, const int32_t* packs, int stride,
                     const float* steps, const float* sums, float* const* scores) {
-    const int n_words = Words<Bits>::count(width);
+    const int n_groups = Packs<Bits>::groups(width);
     for (int s = 0; s < tile_slots; s += wide_lanes) {
         u32xw acc[R];
         LKV_UNROLL
         for (int r = 0; r < R; r++) acc[r] = u32xw{};
-        dots<Bits, R>(words + s, n_words, packs, stride, acc);
+        dots<Bits, R>(words + s, n_groups, packs, stride, acc);
         if (of.heads == nullptr) {
             const f32xw scale = load_wide<f32xw>(of.of_rows + s);
             LKV_UNROLL
@@ -176,7 +170,7 @@ void code_queries(const RowLayout& layout, const GroupLayout& group, std::span<c
                 queries.steps[at] = levels ? step * levels->step : step;
                 queries.sums[at] = levels ? step * sum * levels->bottom : step * sum;
                 pack<Bits>(n, segment.width, packs, stride);
-                packs += Words<Bits>::packs(segment.width) * stride;
+                packs += n_packs<Bits>(segment.width) * stride;
             });
             at += stride;
         }
@@ -209,7 +203,7 @@ void coded_scores(const RowLayout& layout, const GroupLayout& group, const TileR
             constexpr int Bits = decltype(bits)::value;
             segment_scores<Bits>(scales, word_of(codes_at(segment)), segment.width, n_rows, packs, queries.steps + at,
                                  queries.sums + at, scores);
-            packs += Words<Bits>::packs(segment.width) * n_rows;
+            packs += n_packs<Bits>(segment.width) * n_rows;
         });
         at += n_rows;
     }

@@ -20,11 +20,6 @@
 
 namespace lkv {
 
-// Four products of bytes are one instruction where two of 16 bits are. Against codes of 4 bits and fewer a byte loses a fifteenth
-// of what those codes lose (docs/lab/cpu.md); against codes of 8 bits it would lose as much as they do.
-constexpr int query_bits(int code_bits) { return code_bits == 8 ? 16 : 8; }
-constexpr int byte_query = 127;  // the largest integer of 8 bits
-
 // n = round(q / step), [q.size()]; returns the step.
 template <int CodeBits>
 float round_query(std::span<const float> q, int32_t* n) {
