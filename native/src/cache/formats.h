@@ -55,7 +55,7 @@
     X(q5_1, Q5_1)            \
     X(iq4_nl, IQ4_NL)
 
-// Of rows that have one scale (formats/normal.h). A row has these throughout, or none of them.
+// Of rows that begin with their scales (formats/normal.h). A row has these throughout, or none of them.
 #define LKV_NORMAL_FORMATS(X) \
     X(n8, NormalFormat<8>)    \
     X(n6, NormalFormat<6>)    \
@@ -99,7 +99,7 @@ LKV_HD constexpr bool format_in_token_blocks(Format format) {
     }
 }
 
-// Whether a row of such segments begins with their scale.
+// Whether a row of such segments begins with their scales.
 LKV_HD constexpr bool format_scaled_by_row(Format format) {
     switch (format) {
 #define X(name, type)  \

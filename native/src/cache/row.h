@@ -1,5 +1,5 @@
 // A row is what one token leaves in one tensor (K or V) of one layer: groups of channels, each cut in segments, each
-// segment in a format. A row is a list of segments, and in some formats one scale before them (formats/normal.h): every path, rank,
+// segment in a format. A row is a list of segments, and in some formats their scales before them (formats/normal.h): every path, rank,
 // plan and region is one of these lists.
 #pragma once
 
@@ -70,7 +70,7 @@ private:
 // Whether a segment's format is one of those.
 bool has_format(const RowLayout& layout, bool (*of)(Format));
 
-// Whether the row begins with the scale of all its segments.
+// Whether the row begins with the scales of its segments.
 bool has_row_scale(const RowLayout& layout);
 
 // Whether both have the same segments in the same places.
@@ -94,7 +94,7 @@ void read_slot(const RowLayout& layout, const uint8_t* rows, int64_t slot, float
 
 // Requantizes n_rows consecutive rows from one layout into another: channels that `from` does not keep become zeros, channels that `to`
 // does not keep are dropped. Both layouts have the same groups and widths. A segment that both store alike is copied bit
-// for bit; where the row has the scale, that is a row which both store alike. Throws std::invalid_argument when the groups differ.
+// for bit; where the row has the scales, that is a row which both store alike. Throws std::invalid_argument when the groups differ.
 void move_rows(const RowLayout& from, const uint8_t* src, const RowLayout& to, uint8_t* dst, int n_rows = 1);
 
 // The same for 32 rows wherever they lie, into a block. src: [32] rows, dst: [32, to.row_bytes].

@@ -17,7 +17,7 @@ Format format_of(const SegmentLayout& s) { return static_cast<Format>(s.format);
 }
 
 // Quantizing what was just dequantized may move a code: segments that both layouts store alike keep their bytes. Codes of another
-// row's scale mean other values.
+// row's scales mean other values.
 void copy_unchanged_segments(const RowLayout& from, const GroupLayout& a, const uint8_t* src, const RowLayout& to,
                              const GroupLayout& b, uint8_t* dst) {
     for (int i = 0; i < std::min(a.n_segments, b.n_segments); i++) {

@@ -109,7 +109,8 @@ void queries_in_bytes() {
     }
     CHECK(step < 1.0f / 126.0f);
     for (const auto& segments : {std::vector<lkv::SegmentSpec>{{lkv::Format::q4, 64}, {lkv::Format::q1, 64}},
-                                 std::vector<lkv::SegmentSpec>{{lkv::Format::q8, 32}, {lkv::Format::q2, 96}}}) {
+                                 std::vector<lkv::SegmentSpec>{{lkv::Format::q8, 32}, {lkv::Format::q2, 96}},
+                                 std::vector<lkv::SegmentSpec>{{lkv::Format::n8, 32}, {lkv::Format::n2, 96}}}) {
         AttnShape s;
         s.name = "queries in bytes";
         s.k_group = s.n_kv;
@@ -168,6 +169,7 @@ int main() {
     lkv::test::paths_and_shapes(compare);
     lkv::test::wide_heads(compare);
     lkv::test::formats(compare);
+    lkv::test::scaled_rows(compare);
     lkv::test::regions(compare);
     lkv::test::masks(compare);
     lkv::test::blocks(compare);

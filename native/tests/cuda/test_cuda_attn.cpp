@@ -218,6 +218,10 @@ void samples() {
         {"specialized", 4, 4, 4, 224, 96, true, Format::f16, 1, 200, 3},
         {"mla", 4, 4, 4, 256, 192, false, Format::q4},
         {"wide", 4, 4, 4, 256, 192, false, Format::q3},
+        {"wide", 4, 4, 4, 256, 192, false, Format::n4},
+        {"decode", 2, 4, 1, 0, 0, false, Format::n2, 1, 200, 3},
+        {"prefill", 2, 4, 1, 0, 0, false, Format::n4, 40, 40},
+        {"expand", 2, 4, 1, 64, 64, true, Format::n2, 70, 270},
         {"mla", 2, 5, 2, 64, 512, false, Format::f16},           // eight thread blocks merge a head's parts
         {"mla", 4, 2, 4, 64, 256, false, Format::q8, 2},         // a head has four rows, of two tokens
         {"mla", 4, 3, 4, 64, 256, false, Format::q8, 1, 12000},  // nearly as many parts as there can be
@@ -1326,7 +1330,8 @@ void rows() {
     int64_t total = 0;
     for (const Format format : lkv::all_formats) {
         if (lkv::format_in_token_blocks(format)) continue;  // see block_rows
-        const RowPlan plan({{{Format::q8, 64}, {format, 96}, {Format::none, 32}}, {{format, 64}}, {{format, 256}}});
+        const Format first = lkv::format_scaled_by_row(format) ? Format::n8 : Format::q8;
+        const RowPlan plan({{{first, 64}, {format, 96}, {Format::none, 32}}, {{format, 64}}, {{format, 256}}});
         const RowLayout row = plan.view();
         const std::vector<float> x = rows_of_values(n, row.width, random);
         const auto row_bytes = static_cast<size_t>(row.row_bytes);
@@ -1402,6 +1407,69 @@ void rows() {
     }
     std::printf("row bytes that differ from the CPU's: %lld of %lld\n", static_cast<long long>(differing),
                 static_cast<long long>(total));
+}
+
+// Rows that begin with their scales, of more segments than a thread block has warps: stored, moved from exact ones, moved as they are.
+void rows_with_scales() {
+    std::mt19937 random(14);
+    constexpr int n = 24;
+    std::vector<std::vector<lkv::SegmentSpec>> groups;
+    for (int g = 0; g < 9; g++) {
+        groups.push_back(
+            {{Format::n8, 16}, {Format::n4, 16 * (1 + g % 3)}, {Format::n3, 16}, {Format::n2, 32}, {Format::n1, 16}});
+    }
+    const RowPlan plan(groups);
+    for (auto& group : groups) {
+        for (auto& segment : group) segment.format = Format::f16;
+    }
+    const RowPlan exact(groups);
+    const RowLayout row = plan.view();
+    const RowLayout from = exact.view();
+    const auto row_bytes = static_cast<size_t>(row.row_bytes);
+    const std::vector<float> x = rows_of_values(n, row.width, random);
+    std::vector<uint8_t> want(n * row_bytes);
+    std::vector<uint8_t> source(n * static_cast<size_t>(from.row_bytes));
+    for (int i = 0; i < n; i++) {
+        lkv::write_row(row, &x[static_cast<size_t>(i * row.width)], &want[static_cast<size_t>(i) * row_bytes]);
+        lkv::write_row(from, &x[static_cast<size_t>(i * row.width)],
+                       &source[static_cast<size_t>(i) * static_cast<size_t>(from.row_bytes)]);
+    }
+    const DevicePlan device_plan(row);
+    const DevicePlan from_plan(from);
+    const DeviceBuffer values(x);
+    const DeviceBuffer k(want.size());
+    const DeviceBuffer v(want.size());
+    std::vector<int32_t> slots(n);
+    std::iota(slots.begin(), slots.end(), 0);
+    const DeviceBuffer slot(slots);
+    const DeviceBuffer region(std::vector<int32_t>(n, 0));
+    lkv::cuda::StoreArgs args{};
+    args.latents = {values.as<float>(), values.as<float>(), row.width, row.width};
+    args.with_k = args.with_v = 1;
+    args.region = region.as<int32_t>();
+    args.slot = slot.as<int32_t>();
+    args.targets[0] = target(row, device_plan, k, v);
+    cuda_check(lkv::cuda::store_rows(args, n, nullptr), "store_rows");
+    cuda_check(cudaDeviceSynchronize(), "storing");
+    CHECK(k.download<uint8_t>() == want && v.download<uint8_t>() == want);
+
+    const DeviceBuffer source_rows(source);
+    lkv::cuda::MoveArgs move{};
+    move.from = target(from, from_plan, source_rows, source_rows);
+    move.to = target(row, device_plan, k, v);
+    move.from_slot = move.to_slot = slot.as<int32_t>();
+    move.k_width = move.v_width = row.width;
+    cuda_check(lkv::cuda::move_rows(move, n, nullptr), "move_rows");
+    cuda_check(cudaDeviceSynchronize(), "moving");
+    lkv::move_rows(from, source.data(), row, want.data(), n);
+    CHECK(k.download<uint8_t>() == want && v.download<uint8_t>() == want);
+
+    const DeviceBuffer to(want.size());
+    move.from = target(row, device_plan, k, v);
+    move.to = target(row, device_plan, to, to);
+    cuda_check(lkv::cuda::move_rows(move, n, nullptr), "move_rows of one layout");
+    cuda_check(cudaDeviceSynchronize(), "moving");
+    CHECK(to.download<uint8_t>() == want);
 }
 
 // K in blocks of tokens, beside segments of single rows: from an exact region, and from latents as they are made.
@@ -1557,6 +1625,7 @@ int main(int argc, char** argv) {
     run("random_regions", true, [] { random_regions(1, 60); });
     run("rows", true, rows);
     run("rows_of_one_segment", true, rows_of_one_segment);
+    run("rows_with_scales", true, rows_with_scales);
     run("block_rows", true, block_rows);
     run("blocks_in_short", true, blocks_in_short);
     run("blocks", false, [] { lkv::test::blocks(compare); });
@@ -1573,6 +1642,7 @@ int main(int argc, char** argv) {
     run("grows", true, grows);
     run("wide_heads", true, [] { lkv::test::wide_heads(compare); });
     run("formats", true, [] { lkv::test::formats(compare); });
+    run("scaled_rows", true, [] { lkv::test::scaled_rows(compare); });
     run("regions", false, [] { lkv::test::regions(compare); });
     run("masks", false, [] { lkv::test::masks(compare); });
     run("paths_and_shapes", false, [] { lkv::test::paths_and_shapes(compare); });

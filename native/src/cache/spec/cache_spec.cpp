@@ -88,7 +88,7 @@ void check_next_format(std::string_view where, const std::vector<Format>& plan, 
     }
 }
 
-// A row has one scale, or each of its segments its own.
+// A row has the scales, or each of its segments its own.
 void check_scales(std::string_view where, const std::vector<std::vector<Format>>& plan) {
     std::optional<Format> first;
     for (const std::vector<Format>& group : plan) {

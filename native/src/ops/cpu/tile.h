@@ -88,9 +88,9 @@ struct TileRows {
     }
 };
 
-// Of rows that have one scale. scales: [64]
-inline void row_scales(const TileRows& rows, float* scales) {
-    for (int s = 0; s < tile_slots; s++) scales[s] = load_half(rows.slot[s]);
+// Of rows that have scales, those at byte `at`. scales: [64]
+inline void row_scales(const TileRows& rows, int at, float* scales) {
+    for (int s = 0; s < tile_slots; s++) scales[s] = load_half(rows.slot[s] + at);
 }
 
 // Prefetches, front to back, the bytes that the next tile will read, as many as are being read now. Heads pick 64 to 128

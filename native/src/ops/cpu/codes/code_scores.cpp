@@ -102,9 +102,15 @@ LKV_INLINE void dots(const uint32_t* words, int n_words, const int32_t* packs, i
     }
 }
 
-// Adds one segment's part to the scores of R rows. heads: scale and minimum of the slots, null where the row has the scale
+// What a segment's codes are multiplied with, slot by slot.
+struct SlotScales {
+    const uint32_t* heads;  // [64] scale and minimum; null: the row has the scale
+    const float* of_rows;   // [64]
+};
+
+// Adds one segment's part to the scores of R rows.
 template <int Bits, int R>
-void segment_scores(const uint32_t* heads, const uint32_t* words, int width, const int32_t* packs, int stride,
+void segment_scores(const SlotScales& of, const uint32_t* words, int width, const int32_t* packs, int stride,
                     const float* steps, const float* sums, float* const* scores) {
     const int n_words = Words<Bits>::count(width);
     for (int s = 0; s < tile_slots; s += wide_lanes) {
@@ -112,15 +118,17 @@ void segment_scores(const uint32_t* heads, const uint32_t* words, int width, con
         LKV_UNROLL
         for (int r = 0; r < R; r++) acc[r] = u32xw{};
         dots<Bits, R>(words + s, n_words, packs, stride, acc);
-        if (heads == nullptr) {
+        if (of.heads == nullptr) {
+            const f32xw scale = load_wide<f32xw>(of.of_rows + s);
             LKV_UNROLL
             for (int r = 0; r < R; r++) {
-                const f32xw before = load_wide<f32xw>(scores[r] + s);
-                store_wide(scores[r] + s, fma_wide(signed_to_f32<wide_lanes>(acc[r]), f32xw{} + steps[r], before));
+                const f32xw product =
+                    fma_wide(signed_to_f32<wide_lanes>(acc[r]), f32xw{} + steps[r], f32xw{} + sums[r]);
+                store_wide(scores[r] + s, fma_wide(product, scale, load_wide<f32xw>(scores[r] + s)));
             }
             continue;
         }
-        const u32xw head = load_wide<u32xw>(heads + s);
+        const u32xw head = load_wide<u32xw>(of.heads + s);
         const f32xw scale = half_to_f32(head & 0xffffu);
         const f32xw minimum = half_to_f32(head >> 16);
         LKV_UNROLL
@@ -134,22 +142,12 @@ void segment_scores(const uint32_t* heads, const uint32_t* words, int width, con
 
 // All rows, in blocks of much the same size.
 template <int Bits>
-void segment_scores(const uint32_t* heads, const uint32_t* words, int width, int n_rows, const int32_t* packs,
+void segment_scores(const SlotScales& of, const uint32_t* words, int width, int n_rows, const int32_t* packs,
                     const float* steps, const float* sums, float* const* scores) {
     for_even_blocks<most_rows>(n_rows, [&](auto rows, int r) {
-        segment_scores<Bits, decltype(rows)::value>(heads, words, width, packs + r, n_rows, steps + r, sums + r,
+        segment_scores<Bits, decltype(rows)::value>(of, words, width, packs + r, n_rows, steps + r, sums + r,
                                                     scores + r);
     });
-}
-
-// Of rows that have the scale.
-void multiply_by_scales(const TileRows& rows, int n_rows, float* const* scores) {
-    float scales[tile_slots];
-    row_scales(rows, scales);
-    for (int s = 0; s < tile_slots; s += wide_lanes) {
-        const f32xw scale = load_wide<f32xw>(scales + s);
-        for (int r = 0; r < n_rows; r++) store_wide(scores[r] + s, load_wide<f32xw>(scores[r] + s) * scale);
-    }
 }
 
 }  // namespace
@@ -170,13 +168,13 @@ void code_queries(const RowLayout& layout, const GroupLayout& group, std::span<c
         for (const SegmentLayout& segment : segments_of(layout, group)) {
             int32_t n[max_coded_width];
             const float* const x = q[static_cast<size_t>(r)] + (segment.column - group.column);
-            const Levels levels = levels_of(segment.format);
+            const auto levels = scaled_by_row(segment);
             with_bits(segment.format, [&](auto bits) {
                 constexpr int Bits = decltype(bits)::value;
                 const float step = round_query<Bits>({x, static_cast<size_t>(segment.width)}, n);
                 const auto sum = static_cast<float>(std::accumulate(n, n + segment.width, int64_t{0}));
-                queries.steps[at] = step * levels.step;
-                queries.sums[at] = step * sum * (is_scaled_by_row_of(segment) ? levels.bottom : 1.0f);
+                queries.steps[at] = levels ? step * levels->step : step;
+                queries.sums[at] = levels ? step * sum * levels->bottom : step * sum;
                 pack<Bits>(n, segment.width, packs, stride);
                 packs += Words<Bits>::packs(segment.width) * stride;
             });
@@ -188,31 +186,33 @@ void code_queries(const RowLayout& layout, const GroupLayout& group, std::span<c
 void coded_scores(const RowLayout& layout, const GroupLayout& group, const TileRows& rows, ReadAhead& ahead,
                   const CodedQueries& queries, uint32_t* words, float* const* scores) {
     const auto segments = segments_of(layout, group);
-    const bool scaled = is_scaled_by_row_of(segments.front());
     const int first = segments.front().offset;
     transpose(rows, first, coded_words(layout, group), ahead, words);
     const int n_rows = queries.n_rows;
     for (int r = 0; r < n_rows; r++) {
-        float constant = 0.0f;
-        for (size_t i = 0; scaled && i < segments.size(); i++)
-            constant += queries.sums[static_cast<int>(i) * n_rows + r];
         for (int s = 0; s < tile_slots; s += lanes)
-            store8(scores[r] + s, splat(constant));  // of std::fill_n GCC makes `rep stos`
+            store8(scores[r] + s, f32x8{});  // of std::fill_n GCC makes `rep stos`
     }
+    float of_rows[tile_slots];
+    int of_rows_at = -1;
     const int32_t* packs = queries.packs;
     int at = 0;
     for (const SegmentLayout& segment : segments) {
         const auto word_of = [&](int byte) { return words + (byte - first) / word_bytes * tile_slots; };
-        const uint32_t* const heads = scaled ? nullptr : word_of(segment.offset);
+        const auto scaled = scaled_by_row(segment);
+        if (scaled && scaled->scale_at != of_rows_at) {
+            of_rows_at = scaled->scale_at;
+            row_scales(rows, of_rows_at, of_rows);
+        }
+        const SlotScales scales{scaled ? nullptr : word_of(segment.offset), of_rows};
         with_bits(segment.format, [&](auto bits) {
             constexpr int Bits = decltype(bits)::value;
-            segment_scores<Bits>(heads, word_of(codes_at(segment)), segment.width, n_rows, packs, queries.steps + at,
+            segment_scores<Bits>(scales, word_of(codes_at(segment)), segment.width, n_rows, packs, queries.steps + at,
                                  queries.sums + at, scores);
             packs += Words<Bits>::packs(segment.width) * n_rows;
         });
         at += n_rows;
     }
-    if (scaled) multiply_by_scales(rows, n_rows, scores);
 }
 
 }  // namespace lkv

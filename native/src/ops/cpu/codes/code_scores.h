@@ -2,7 +2,7 @@
 // lanes, and scale and minimum of a segment are vectors as well:
 //
 //   q · x = Σ_segment step · (scale · Σ n·code + minimum · Σ n)          n = round(q / step), query_bits of a code's bits
-//   q · x = scale · Σ_segment step · (unit · Σ n·code + bottom · Σ n)      where the row has the scale: one product a slot
+//   q · x = Σ_segment step · scale · (unit · Σ n·code + bottom · Σ n)      where the row has the scales: what is in brackets is the query's
 //
 // A row is words: of a segment its scale and minimum, if it has any, then its codes. A tile is transposed, words by slots, and a word gives packs of
 // two or four codes, spread evenly over its bits. Channels stay in the order in which they leave the words; the queries are put

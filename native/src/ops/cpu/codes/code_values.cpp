@@ -28,10 +28,10 @@ struct Headers {
     f32xw flat[n_vectors];   // minimum where the scale is 0
     bool any_flat = false;
 
-    // Of rows that have one scale; a minimum of 1 per scale stands for what is added to every code.
-    explicit Headers(const TileRows& rows) {
+    // A segment of rows that have the scales; a minimum of 1 per scale stands for what is added to every code.
+    Headers(const TileRows& rows, const ScaledByRow& segment) {
         float scales[tile_slots];
-        row_scales(rows, scales);
+        row_scales(rows, segment.scale_at, scales);
         for (int v = 0; v < n_vectors; v++) {
             scale[v] = load_wide<f32xw>(scales + v * wide_lanes);
             ratio[v] = f32xw{} + 1.0f;
@@ -208,30 +208,27 @@ void segment_values(const Tile& tile, int width, float* const* out) {
 void coded_values(const RowLayout& layout, const GroupLayout& group, const TileRows& rows, ReadAhead& ahead, int n_rows,
                   const float* const* weights, float* const* out) {
     Tile tile(rows, n_rows);
-    const auto segments = segments_of(layout, group);
-    const bool scaled = is_scaled_by_row_of(segments.front());
-    float steps[max_coded_rows];  // of rows that have one scale
+    float steps[max_coded_rows];
     float sums[max_coded_rows];
-    if (scaled) {
-        const Headers headers(rows);
+    const auto weigh_all = [&](const Headers& headers) {
         for (int r = 0; r < n_rows; r++) weigh(headers, weights[r], tile.pairs[r], steps[r], sums[r]);
-    }
-    for (const SegmentLayout& segment : segments) {
-        tile.offset = codes_at(segment);
-        float* to[max_coded_rows];
-        for (int r = 0; r < n_rows; r++) to[r] = out[r] + segment.column - group.column;
-        if (scaled) {
-            const Levels levels = levels_of(segment.format);
-            for (int r = 0; r < n_rows; r++) {
-                tile.step[r] = steps[r] * levels.step;
-                tile.constant[r] = sums[r] * levels.bottom;
-            }
-        } else {
-            const Headers headers(rows, segment.offset);
-            for (int r = 0; r < n_rows; r++) {
-                weigh(headers, weights[r], tile.pairs[r], tile.step[r], tile.constant[r]);
-            }
+    };
+    int weighed_at = -1;  // scales of rows that the weights are multiplied with
+    for (const SegmentLayout& segment : segments_of(layout, group)) {
+        const auto scaled = scaled_by_row(segment);
+        if (!scaled) {
+            weigh_all(Headers(rows, segment.offset));
+        } else if (scaled->scale_at != weighed_at) {
+            weigh_all(Headers(rows, *scaled));
+            weighed_at = scaled->scale_at;
         }
+        float* to[max_coded_rows];
+        for (int r = 0; r < n_rows; r++) {
+            to[r] = out[r] + segment.column - group.column;
+            tile.step[r] = scaled ? steps[r] * scaled->step : steps[r];
+            tile.constant[r] = scaled ? sums[r] * scaled->bottom : sums[r];
+        }
+        tile.offset = codes_at(segment);
         const int bytes = format_bytes(static_cast<Format>(segment.format), segment.width);
         for (int s = 0; s < tile_slots; s++) ahead.pull(bytes);
         with_bits(segment.format, [&](auto bits) { segment_values<decltype(bits)::value>(tile, segment.width, to); });

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <optional>
 #include <span>
 #include <type_traits>
 
@@ -47,27 +48,26 @@ bool with_bits(int format, F&& f) {
     }
 }
 
-// Scale and offset of codes, before the row's scale.
-struct Levels {
+// A segment of a row that has the scales: where its own lies, and its levels, step · code + bottom, before the scale.
+struct ScaledByRow {
+    int scale_at;
     float step;
     float bottom;
 };
-inline Levels levels_of(int format) {
-    Levels levels{1.0f, 0.0f};
-    with_format(static_cast<Format>(format), [&](auto f) {
-        using F = decltype(f);
-        if constexpr (is_scaled_by_row<F>) levels = {F::step, F::bottom};
+inline std::optional<ScaledByRow> scaled_by_row(const SegmentLayout& segment) {
+    return with_format(static_cast<Format>(segment.format), [](auto f) -> std::optional<ScaledByRow> {
+        if constexpr (is_scaled_by_row<decltype(f)>) {
+            return ScaledByRow{f.scale_at, f.step, f.bottom};
+        } else {
+            return std::nullopt;
+        }
     });
-    return levels;
 }
 
-inline bool is_scaled_by_row_of(const SegmentLayout& segment) {
-    return format_scaled_by_row(static_cast<Format>(segment.format));
-}
-
-// Where a segment's codes begin in a row: where there are scale and minimum, behind them.
+// Where a segment's codes begin in a row: behind scale and minimum, if it has them.
 inline int codes_at(const SegmentLayout& segment) {
-    return segment.offset + (is_scaled_by_row_of(segment) ? 0 : AffineFormat<8>::codes_at);
+    const bool scaled = format_scaled_by_row(static_cast<Format>(segment.format));
+    return segment.offset + (scaled ? 0 : AffineFormat<8>::codes_at);
 }
 
 // Whether a group's segments are all of these formats.

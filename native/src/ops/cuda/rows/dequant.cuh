@@ -302,7 +302,7 @@ struct StockValue {
 };
 using StockReader = ChannelReader<StockValue>;
 
-// The level of a code in a row that has one scale. Called, as stock_value is.
+// The level of a code in a row that has scales. Called, as stock_value is.
 __device__ __noinline__ inline float level_at(int kind, const uint8_t* codes, int j) {
     switch (static_cast<Format>(kind)) {
 #define X(name, type)  \

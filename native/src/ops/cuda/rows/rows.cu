@@ -70,7 +70,7 @@ __device__ void move_row(const SegmentLayout* from, int n_from, const uint8_t* s
     read_row(from, n_from, src, x);
     __syncthreads();
     // Quantizing what was just dequantized may move a code: segments that both rows store alike keep their bytes. Where the row has the
-    // scale, that is all of a row or nothing.
+    // scales, that is all of a row or nothing.
     if (has_row_scale(to, n_to)) {
         if (!same_segments(from, n_from, to, n_to)) return write_scaled_row(to, n_to, x, dst);
         for (int i = static_cast<int>(threadIdx.x); i < row_bytes; i += row_threads) dst[i] = src[i];
