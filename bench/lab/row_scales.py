@@ -30,7 +30,6 @@ COLUMNS = [
     Column("scales", "scales"),
     Column("share", "of f16", ".2%"),
     Column("row", "bytes of a token", ".0f"),
-    Column("predicted", "predicted", ".5f"),
     Column("kld", "mean KLD", ".5f"),
     Column("se", "±", ".5f"),
     Column("ratio", "of segments'", ".2f"),
@@ -82,9 +81,8 @@ class Scales:
             "scales": scales,
             "share": report["cache"]["share_of_f16"],
             "row": report["bytes_per_token"]["plan"],
-            "predicted": report["cache"]["kld"]["kld"],
             "kld": found["kld"]["mean"],
-            "se": found["kld"]["se"],
+            "se": found["kld"]["mean_se"],
             "kld_p999": found["kld"]["p999"],
             "same_top": found["same_top"],
         }
@@ -119,8 +117,7 @@ class Scales:
             f"`{self.model.name}`, weights in f16, `--prefer speed`; {args.chunks} windows of "
             f"{args.ctx_size} tokens of {args.file.name}, second halves decoded token by token. KLD in nats "
             f"per token against f16 rows of the same weights. Bytes are all that is allocated for 32768 "
-            f"tokens, over as many; a token's are its compressed rows. Predicted: by the converter, on "
-            f"held-back text of its own. Measured on {args.device}."
+            f"tokens, over as many; a token's are its compressed rows. Measured on {args.device}."
         )
 
 

@@ -175,7 +175,7 @@ ggml_tensor* AttentionBranch::output(ggml_tensor* x, ggml_tensor* gate, int il) 
         x = ggml_add(ctx_, x, ggml_reshape_3d(ctx_, bias, hd, 1, heads.n_kv));
     }
     if (h_.has_mla()) x = projections_.mla_values(x, layer);
-    if (gate != nullptr) x = gated(x, gate);
+    if (gate != nullptr) x = gated(ggml_reshape_3d(ctx_, x, hd, heads.n_head, n_tokens), gate);
     return ops_.linear(ggml_reshape_2d(ctx_, x, hd * heads.n_head, n_tokens), layer.attn_output,
                        layer.attn_output_bias);
 }

@@ -16,8 +16,8 @@ from ..ir import F32, SIDES, ModelSpec, TensorRole
 from . import archs, recurrent
 from .archs import mla
 from .checkpoint import Checkpoint
-from .checkpoint_vocabulary import CheckpointVocabulary
 from .source import Stored
+from .tokenizer.vocabulary import CheckpointVocabulary
 
 
 @dataclass(frozen=True)
