@@ -26,9 +26,11 @@ def latentkv(*args: str, capture: bool = False) -> str:
     return done.stdout or ""
 
 
-def score(gguf: Path, text: Path, kv: str, context: int, against: str | None = None) -> dict[str, Any]:
+def score(
+    gguf: Path, text: Path, kv: str, context: int, against: str | None = None, *more: str
+) -> dict[str, Any]:
     """Perplexity and, against another cache, KLD (nats per token) and the share of equal top tokens."""
-    args = ["perplexity", str(gguf), "-f", str(text), "-c", str(context), "--json"]
+    args = ["perplexity", str(gguf), "-f", str(text), "-c", str(context), "--json", *more]
     if kv:
         args += ["--kv", kv]
     if against:

@@ -15,8 +15,8 @@ MlaSizes read_mla(const GgufFile& file, const std::string& architecture) {
         return static_cast<int>(value);
     };
     if (!file.has(of_attention + "key_length_mla")) {
-        fail("gguf", "expected ", of_attention, "key_length_mla and tensors attn_k_b and attn_v_b; got an older file, ",
-             "whose attn_kv_b holds both; rewrite it: latentkv convert FILE --method none -o NEW.gguf");
+        fail("gguf", "expected the key ", of_attention, "key_length_mla and tensors attn_k_b and attn_v_b; got none: ",
+             "older converters write attn_kv_b; get a newer file");
     }
     sizes.kv_rank = need(of_attention + "kv_lora_rank", 1, 4096);
     if (file.has(of_attention + "q_lora_rank")) sizes.q_rank = need(of_attention + "q_lora_rank", 0, 1 << 16);

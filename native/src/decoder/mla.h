@@ -9,11 +9,11 @@
 namespace lkv {
 
 struct MlaSizes {
-    int kv_rank = 0;   // 0: the model has no MLA
-    int q_rank = 0;    // of the latent that queries are made of, where the file has its tensors
-    int n_rot = 0;     // turned channels of a key
-    int n_key = 0;     // other channels of a head's key
-    int n_value = 0;   // channels of a head's value
+    int kv_rank = 0;  // 0: the model has no MLA
+    int q_rank = 0;   // of the latent that queries are made of, where the file has its tensors
+    int n_rot = 0;    // turned channels of a key
+    int n_key = 0;    // other channels of a head's key
+    int n_value = 0;  // channels of a head's value
     int64_t row() const { return int64_t{n_rot} + kv_rank; }
     int64_t query() const { return int64_t{n_key} + n_rot; }  // of one head; its n_rot turned channels come last
 };

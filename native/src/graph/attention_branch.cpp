@@ -20,7 +20,7 @@ bool AttentionBranch::expands_keys(int il) const {
     return path != KPath::rebuild && path != KPath::value &&
            !from_.model.layers()[static_cast<size_t>(il)].k_b.empty() && from_.shape.on_gpu && from_.shape.fused &&
            from_.exact == nullptr && from_.shape.n_tokens >= least_expanded_tokens &&
-           !in_blocks(from_.cache.rows().k_layout(from_.cache.placement().middle(), il));
+           !in_token_blocks(from_.cache.rows().k_layout(from_.cache.placement().middle(), il));
 }
 
 void AttentionBranch::describe(LatentAttnParams& p, int il) const {
@@ -175,7 +175,7 @@ ggml_tensor* AttentionBranch::output(ggml_tensor* x, ggml_tensor* gate, int il) 
         x = ggml_add(ctx_, x, ggml_reshape_3d(ctx_, bias, hd, 1, heads.n_kv));
     }
     if (h_.has_mla()) x = projections_.mla_values(x, layer);
-    if (gate != nullptr) x = gated(x, gate);
+    if (gate != nullptr) x = gated(ggml_reshape_3d(ctx_, x, hd, heads.n_head, n_tokens), gate);
     return ops_.linear(ggml_reshape_2d(ctx_, x, hd * heads.n_head, n_tokens), layer.attn_output,
                        layer.attn_output_bias);
 }

@@ -86,7 +86,8 @@ ggml_tensor* of_best_groups(ggml_context* ctx, const HParams& h, ggml_tensor* sc
     const int n_best = routing.scores == ExpertRouting::Scores::sigmoid ? 2 : 1;
     ggml_tensor* const groups = ggml_reshape_3d(ctx, scores, h.n_expert / n_groups, n_groups, n_tokens);
     ggml_tensor* const best = ggml_argsort_top_k(ctx, groups, n_best);  // [n_best, n_groups, n_tokens]
-    ggml_tensor* of_groups = ggml_get_rows(ctx, ggml_reshape_4d(ctx, groups, 1, groups->ne[0], n_groups, n_tokens), best);
+    ggml_tensor* of_groups =
+        ggml_get_rows(ctx, ggml_reshape_4d(ctx, groups, 1, groups->ne[0], n_groups, n_tokens), best);
     of_groups = ggml_sum_rows(ctx, ggml_reshape_3d(ctx, of_groups, n_best, n_groups, n_tokens));
     of_groups = ggml_reshape_2d(ctx, of_groups, n_groups, n_tokens);
     ggml_tensor* const chosen = ggml_argsort_top_k(ctx, of_groups, routing.n_groups_used);

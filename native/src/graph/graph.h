@@ -11,7 +11,7 @@
 #include "ggml-cpp.h"
 #include "graph/constants.h"
 #include "graph/ggml_entry.h"
-#include "graph/reference.h"
+#include "graph/reference/reference.h"
 #include "model/model.h"
 
 namespace lkv {

@@ -123,7 +123,9 @@ void Loader::load_mla() {
     l_.mla = lkv::load_mla(tensors_, h_.mla, h_.n_embd, h_.n_head, spec_.mla_rank(), blk_);
     l_.attn_output = need("attn_output.weight", {int64_t{h_.n_head} * h_.mla.n_value, h_.n_embd});
     l_.attn_output_bias = optional("attn_output.bias", {h_.n_embd});
-    if (spec_.v_path == VPath::latent) l_.attn_v_e = need("attn_v_e.weight", {h_.mla.kv_rank, spec_.mla_rank()});
+    if (spec_.v_path != VPath::latent) return;
+    l_.attn_v_e = need("attn_v_e.weight", {h_.mla.kv_rank, spec_.mla_rank()});
+    l_.attn_v_e_bias = optional("attn_v_e.bias", {h_.mla.kv_rank});
 }
 
 void Loader::load_value_projection() {

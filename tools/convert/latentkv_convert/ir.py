@@ -81,7 +81,8 @@ class HeadShape:
 @dataclass(frozen=True)
 class Mla:
     """Multi-head latent attention: what a token's row and a head have of channels. n_kv is then 1 and
-    head_dim kv_rank, those of V's row behind the turned channels; K has no row."""
+    head_dim kv_rank. A plan's V is the latent and its K the turned channels, rotated and with no basis of
+    their own; in the file both are one row of V."""
 
     kv_rank: int  # of the latent
     n_rot: int  # turned channels of a key, which all heads share
@@ -260,6 +261,15 @@ class ModelSpec:
     def kv_width(self) -> int:
         return self.n_kv * self.head_dim
 
+    @property
+    def row_width(self) -> int:
+        """Channels of full K and V of a token."""
+        return 2 * self.kv_width if self.mla is None else self.mla.row
+
+    def of_side(self, side: str) -> ModelSpec:
+        """With head_dim as K or V has it, which differ with MLA."""
+        return self if self.mla is None or side == "v" else replace(self, head_dim=self.mla.n_rot)
+
 
 @dataclass(frozen=True)
 class Basis:
@@ -287,6 +297,7 @@ class SidePlan:
     ranks: tuple[int, ...] = ()  # one per group; empty for `full`
     segments: tuple[tuple[int, ...], ...] = ()  # widths per group; empty for `full`
     formats: tuple[tuple[str, ...], ...] | None = None  # a row format per segment, or no plan
+    one_scale: bool = False  # of a row, in formats n8 … n1: every channel has second moment 1
 
     @property
     def kept(self) -> tuple[int, ...]:
@@ -393,10 +404,10 @@ class Plan:
         """spec: as the layer sees it."""
         return form(spec, side.path, self.keeps_exact, self.trained)
 
-    def cut(self) -> Plan:
+    def cut(self, of_latents: bool = False) -> Plan:
         """Without dropped segments, unless they are read: by exact tokens or lazy prompts that are latents,
-        and by a master's other plans."""
+        and by a master's other plans. of_latents: exact tokens are."""
         read = self.trained if self.keeps_exact else self.prefill == "lazy"
-        if read or self.master is not None:
+        if read or self.master is not None or (of_latents and self.keeps_exact):
             return self
         return replace(self, layers=tuple(layer.cut() for layer in self.layers))

@@ -30,11 +30,11 @@ public:
 };
 
 struct LayerRows {
-    RowPlan plan[2];            // of K and V
-    RowLayout layout[2];        // of plan
+    RowPlan plan[2];                        // of K and V
+    RowLayout layout[2];                    // of plan
     std::vector<GroupLayout> value_groups;  // of MLA: V's, without what is the key's alone
-    bool held = true;           // whether the region has rows of it
-    size_t offset[2] = {0, 0};  // of slot 0 in the region's storage
+    bool held = true;                       // whether the region has rows of it
+    size_t offset[2] = {0, 0};              // of slot 0 in the region's storage
 };
 
 struct RegionRows {
@@ -74,7 +74,7 @@ public:
     int n_layers() const { return static_cast<int>(spec_.layers.size()); }
     int middle() const { return middle_; }
     int recent() const { return recent_; }
-    bool takes_blocks() const;  // whether K of the middle lies in blocks, in some layer
+    bool takes_token_blocks() const;  // whether K of the middle lies in token blocks, in some layer
     bool has_rows(int layer) const { return layer_spec(layer).has_rows(); }
     bool has_side(int layer, bool value_side) const {
         return has_rows(layer) && (value_side || !layer_spec(layer).key_of_value());
@@ -135,7 +135,7 @@ private:
     const LayerCacheSpec& layer_spec(int layer) const { return spec_.layers[static_cast<size_t>(layer)]; }
     std::vector<float> middle_values(int layer, bool value_side, std::span<const int> slots) const;
     void encode(int layer, bool value_side, std::span<const RowMove> moves) const;
-    void move_to_blocks(int layer, std::span<const RowMove> moves) const;
+    void move_to_token_blocks(int layer, std::span<const RowMove> moves) const;
 
     CacheSpec spec_;
     KvCacheOptions options_;

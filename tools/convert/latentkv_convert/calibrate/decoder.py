@@ -17,8 +17,9 @@ from ..compute import floats
 from ..errors import ConvertError
 from ..ir import ModelSpec
 from ..source.source import Source
-from . import delta_net, experts, mla
+from . import experts
 from .attention import attention
+from .mixers import delta_net, mla
 from .normed import HeadNorm, NormedLinear
 from .positions import LayerPositions, Positions
 
@@ -26,7 +27,16 @@ FFN_TOKENS = 512
 Watch = Callable[[str, Tensor], Tensor]
 _OAI_ALPHA, _OAI_LIMIT = 1.702, 7.0
 # Not in bf16: what is measured, what chooses, and what decides how long a state is kept.
-_PRECISE = ("attn_k", "attn_v", "ffn_gate_inp", "ffn_gate_inp_shexp", "ssm_alpha", "ssm_beta", "ssm_ba")
+_PRECISE = (
+    "attn_k",
+    "attn_v",
+    "attn_kv_a_mqa",
+    "ffn_gate_inp",
+    "ffn_gate_inp_shexp",
+    "ssm_alpha",
+    "ssm_beta",
+    "ssm_ba",
+)
 # Stems of a delta net -> where its weight and its bias are.
 _NUMBERS = {
     "ssm_conv1d": ("ssm_conv1d.weight", "ssm_conv1d.bias"),

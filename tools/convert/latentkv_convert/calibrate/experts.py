@@ -15,6 +15,7 @@ from ..ir import ModelSpec
 
 _SIGMOID = 2  # llama.cpp's number of it
 
+
 def mixed(live: Any, spec: ModelSpec, x: Tensor, routed: Tensor) -> Tensor:
     """[tokens, d]: of each the weighed sum of the experts that the router chooses of `routed`."""
     weights, chosen = _routed(live, spec, live.ffn_gate_inp(routed))
@@ -36,7 +37,8 @@ def mixed(live: Any, spec: ModelSpec, x: Tensor, routed: Tensor) -> Tensor:
 
 
 def _routed(live: Any, spec: ModelSpec, made: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights and numbers of each token's experts, [tokens, used]; made: by the router, [tokens, n_expert]."""
+    """Weights and numbers of each token's experts, [tokens, used]; made: by the router, [tokens,
+    n_expert]."""
     n_used, is_normed = int(spec.keys["expert_used_count"]), spec.block.expert_norm
     is_sigmoid = spec.keys.get("expert_gating_func") == _SIGMOID
     scores = made.sigmoid() if is_sigmoid else made.softmax(-1)

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from ..errors import ConvertError
 from ..ir import F32, SIDES, ModelSpec, TensorRole
-from . import archs, mla, recurrent
+from . import archs, recurrent
+from .archs import mla
 from .checkpoint import Checkpoint
-from .checkpoint_vocabulary import CheckpointVocabulary
 from .source import Stored
+from .tokenizer.vocabulary import CheckpointVocabulary
 
 
 @dataclass(frozen=True)

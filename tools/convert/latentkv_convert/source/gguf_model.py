@@ -12,7 +12,8 @@ from .. import limits
 from ..errors import ConvertError
 from ..ir import F32, BlockSpec, ModelSpec, TensorRole
 from ..schema import KEYS
-from . import archs, gguf_block, mla, recurrent
+from . import archs, gguf_block, recurrent
+from .archs import mla
 from .gguf_parts import GgufParts
 from .stock import Stock
 
@@ -214,9 +215,8 @@ def _shape(spec: ModelSpec, role: str, layer: int = 0) -> tuple[int, ...]:
     if stem.startswith("ffn_gate_inp") or stem.endswith(("_exps", "exp_probs_b")):
         return _expert_shape(spec, stem, leaf)
     brought = int(spec.keys.get("embedding_length_per_layer_input", 0))
-    is_packed = spec.block.ffn != "plain" and all(
-        role.target != "ffn_gate.weight" for role in (*spec.layer_tensors, *spec.dense_tensors)
-    )
+    roles = (*spec.layer_tensors, *spec.dense_tensors)
+    is_packed = spec.block.ffn != "plain" and all(r.target != "ffn_gate.weight" for r in roles)
     rows = {
         "attn_q": spec.q_rows,
         "attn_k": spec.kv_width,

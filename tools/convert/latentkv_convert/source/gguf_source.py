@@ -79,11 +79,16 @@ class GgufSource:
         return raw[rows] if len(shape) > 1 else raw.reshape(shape[0], -1)[rows]
 
     def _transformers_order(self, stem: str, layer: int | None) -> NDArray[np.int64] | None:
-        """Of rows whose RoPE planes are paired as llama.cpp does for its llama architecture."""
+        """Rows in transformers' order, where RoPE planes are paired as in llama.cpp's llama architecture."""
         spec = self._at(layer)
         n_heads = {"attn_q": spec.n_head, "attn_k": spec.n_kv}.get(stem)
         block = spec.block
-        if n_heads is None or spec.mla is not None or block.position != "rope" or block.rope_pairing != "norm":
+        if (
+            n_heads is None
+            or spec.mla is not None
+            or block.position != "rope"
+            or block.rope_pairing != "norm"
+        ):
             return None
         return np.argsort(paired_rows(n_heads, spec.head_dim, spec.n_rot))
 

@@ -132,7 +132,7 @@ class Stock:
         }
 
     def n_layer(self) -> int:
-        """Of the trunk: blocks behind it predict more tokens at once, and no reader needs them."""
+        """Layers of the trunk. Blocks behind it predict more tokens at once, and are not needed."""
         n_blocks = self.whole("block_count", 1, 4096)
         return n_blocks - self.whole("nextn_predict_layers", 0, n_blocks - 1, 0)
 

@@ -26,7 +26,7 @@ from ..schema import TENSORS
 from ..source.frequencies import paired_rows
 from ..weights.tensor import OutTensor
 from ..work import Work
-from . import packed
+from . import mla, packed
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,12 @@ def tensors(work: Work, plan: Plan, trained: Mapping[tuple[int, str], tuple[Basi
         return finished(work, plan.layers[layer].side(side), layer, side, trained.get((layer, side)))
 
     made: list[OutTensor] = []
-    for index in work.spec.attention_layers if work.spec.mla is None else ():
+    for index in work.spec.attention_layers:
         layer = plan.layers[index]
+        if work.spec.mla is not None:
+            if layer.v.path == "latent":
+                made += mla.tensors(work, index, partial(factors, index, "v"))
+            continue
         if packed.is_packed(work, layer):
             made += packed.together(work, index)
             continue

@@ -157,7 +157,9 @@ def _routed(config: Mapping[str, Any]) -> dict[str, Any]:
     n_expert, n_used, n_ff = (int(config[name]) for name in names)
     require(config, "scoring_func", None, *_GATING)
     scores, method = str(config["scoring_func"]), config.get("topk_method")
-    n_shared = int(limits.number("config.json", "n_shared_experts", config.get("n_shared_experts") or 0, 0, _EXPERTS))
+    n_shared = int(
+        limits.number("config.json", "n_shared_experts", config.get("n_shared_experts") or 0, 0, _EXPERTS)
+    )
     keys = {
         **expert_keys(n_expert, n_used, n_ff),
         "expert_shared_count": n_shared,
@@ -217,12 +219,39 @@ def _scaled(spec: ModelSpec, mla: Mla, parameters: Mapping[str, Any]) -> ModelSp
     return replace(spec, block=replace(spec.block, attention_scale=scale))
 
 
+def shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Role -> shape, of all tensors that a layer may have in place of Q, K and V; none without MLA."""
+    mla = spec.mla
+    if mla is None:
+        return {}
+    n_embd, queries = spec.n_embd, spec.n_head * mla.query
+    return {
+        "attn_q.weight": (queries, n_embd),
+        "attn_q_a.weight": (mla.q_rank, n_embd),
+        "attn_q_a_norm.weight": (mla.q_rank,),
+        "attn_q_b.weight": (queries, mla.q_rank),
+        "attn_kv_a_mqa.weight": (mla.row, n_embd),
+        "attn_kv_a_norm.weight": (mla.kv_rank,),
+        "attn_k_b.weight": (spec.n_head, mla.kv_rank, mla.n_key),
+        "attn_v_b.weight": (spec.n_head, mla.n_value, mla.kv_rank),
+        "attn_output.weight": (n_embd, spec.n_head * mla.n_value),
+    }
+
+
 def config_of(stock: Stock) -> dict[str, Any]:
     """config.json of a GGUF, as far as the file's tensors depend on it."""
     where = "attention."
+    if stock.has("attn_kv_b.weight"):
+        older = "attn_kv_b, which older converters write"
+        raise ConvertError(stock.where, "attn_k_b and attn_v_b in layers", older, "get a newer file")
     n_layer, n_rot = stock.n_layer(), stock.whole("rope.dimension_count", 2, 4096)
     n_dense = min(stock.whole("leading_dense_block_count", 0, 4096, 0), n_layer)
-    n_ff = stock.whole("expert_feed_forward_length", 1, 1 << 22)
+    n_ff, kv_rank = (
+        stock.whole("expert_feed_forward_length", 1, 1 << 22),
+        stock.whole(f"{where}kv_lora_rank", 1, 4096),
+    )
+    for name, n in (("key_length", kv_rank + n_rot), ("value_length", kv_rank), ("head_count_kv", 1)):
+        stock.whole(f"{where}{name}", n, n, n)
     config = {
         "hidden_size": stock.whole("embedding_length", 1, 1 << 20),
         "num_hidden_layers": n_layer,
@@ -233,8 +262,10 @@ def config_of(stock: Stock) -> dict[str, Any]:
         "rope_theta": stock.number("rope.freq_base", *limits.ROPE_BASE, default=10000.0),
         "tie_word_embeddings": not stock.has("output.weight"),
         "rms_norm_eps": stock.number(f"{where}layer_norm_rms_epsilon", 0, 1),
-        "kv_lora_rank": stock.whole(f"{where}kv_lora_rank", 1, 4096),
-        "q_lora_rank": stock.whole(f"{where}q_lora_rank", 0, 1 << 16, 0) if stock.has("attn_q_a.weight") else 0,
+        "kv_lora_rank": kv_rank,
+        "q_lora_rank": stock.whole(f"{where}q_lora_rank", 0, 1 << 16, 0)
+        if stock.has("attn_q_a.weight")
+        else 0,
         "qk_rope_head_dim": n_rot,
         "qk_nope_head_dim": stock.whole(f"{where}key_length_mla", n_rot + 1, 8192) - n_rot,
         "v_head_dim": stock.whole(f"{where}value_length_mla", 1, 8192),

@@ -24,4 +24,6 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     require(config, "scoring_func", "softmax", "softmax")
     require(config, "topk_method", "greedy", "greedy", "group_limited_greedy")
     usual = {"topk_method": "greedy", "scoring_func": "softmax"}
-    return mla.model_spec(usual | dict(config) | {"norm_topk_prob": False})  # which transformers does not read
+    return mla.model_spec(
+        usual | dict(config) | {"norm_topk_prob": False}
+    )  # which transformers does not read

@@ -1,4 +1,4 @@
-#include "graph/reference.h"
+#include "graph/reference/reference.h"
 
 #include <cmath>
 #include <limits>
