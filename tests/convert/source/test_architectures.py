@@ -71,6 +71,8 @@ CASES = [
     case("ernie4_5"),
     case("glm4_moe"),
     case("glm4_moe", "no-norms", use_qk_norm=False, attention_bias=False, n_shared_experts=1),
+    case("minimax_m2"),
+    case("dots1"),
     case("qwen2_vl"),
     case("qwen3_vl"),
     case("qwen3_vl_moe"),

@@ -38,6 +38,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("exaone4", {"sliding_window": 48, "sliding_window_pattern": 3, "layer_types": None}),
     ("ernie4_5", {}),
     ("glm4_moe", {}),
+    ("minimax_m2", {}),
+    ("dots1", {}),
     ("qwen2_vl", {}),
     ("qwen3_vl_moe", {}),
     ("laguna", {}),

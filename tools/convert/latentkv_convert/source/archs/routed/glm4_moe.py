@@ -34,14 +34,6 @@ TINY: dict[str, Any] = {
     "n_group": 1,
     "topk_group": 1,
 }
-_FIELDS = {
-    "n_expert": "n_routed_experts",
-    "n_used": "num_experts_per_tok",
-    "width": "moe_intermediate_size",
-    "is_normed": "norm_topk_prob",
-    "scale": "routed_scaling_factor",
-    "n_dense": "first_k_dense_replace",
-}
 
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:
@@ -68,19 +60,13 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
         extra_tensors=positions.tensors,
         latentkv_keys=positions.latentkv_keys,
     )
-    n_shared = int(config.get("n_shared_experts") or 0)
-    experts = routed.of_config(config, _FIELDS)
-    spec = routed.with_experts(spec, replace(experts, shared=n_shared * experts.width), routed.Names())
-    return replace(spec, keys={**spec.keys, "expert_shared_count": n_shared})
+    return routed.shared_of_several(config, spec)
 
 
 def config_of(stock: Stock) -> dict[str, Any]:
     """config.json, as far as the file's tensors depend on it."""
     if any(stock.values.get("rope.dimension_sections") or ()):
         raise ConvertError(stock.where, "one position a token", "rope.dimension_sections of several")
-    if routed.gating_of(stock, "sigmoid") != "sigmoid":
-        raise ConvertError(stock.where, "expert_gating_func 2 (sigmoid)", "1 (softmax)")
-    config = llama.config_of(stock)
-    found = routed.of_stock(stock, {**_FIELDS, "shared": "shared"})
-    n_shared = found.pop("shared") // found["moe_intermediate_size"]
-    return {**config, **found, "n_shared_experts": n_shared, "use_qk_norm": stock.has("attn_q_norm.weight")}
+    routed.require_sigmoid(stock)
+    has_norms = stock.has("attn_q_norm.weight")
+    return {**llama.config_of(stock), **routed.several_of_stock(stock), "use_qk_norm": has_norms}
