@@ -39,7 +39,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ),
     ("deepseek_v3", {"rope_parameters": YARN, "q_lora_rank": None, "first_k_dense_replace": 2}),
     ("deepseek_v3", {"first_k_dense_replace": 3}),
-    ("deepseek_v3", {"kv_lora_rank": 256, "qk_rope_head_dim": 64, "num_attention_heads": 3}),
+    ("deepseek_v3", {"kv_lora_rank": 256, "qk_rope_head_dim": 64, "first_k_dense_replace": 2}),
     ("glm4_moe_lite", {}),
     ("glm4_moe_lite", {"tie_word_embeddings": True, "mlp_layer_types": ["sparse"] * 3}),
 ]
