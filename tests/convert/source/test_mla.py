@@ -163,6 +163,7 @@ def test_sequences_and_states(dense: Path) -> None:
     ("options", "message"),
     [
         ({"kv_k": "c4"}, r"\[kv k\] expected a format of single tokens, .* choose --kv q4; got c4"),
+        ({"kv": "n4"}, r"\[kv\] expected a format whose segments have scales of their own, as q4"),
         ({"kv_k": "q8_0", "kv_v": "q4_0"}, r"\[kv v\] expected K's format, q8_0, .*; got q4_0"),
         ({"prefill": "lazy"}, r"\[prefill\] expected eager, as keys and values are one row; got lazy"),
     ],

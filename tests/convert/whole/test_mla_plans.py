@@ -89,6 +89,7 @@ def run_beside(source: Path, output: Path, *options: str) -> None:
             r"--method\] expected waterfill or none, as keys and values are one row \(MLA\)",
         ),
         (["--master"], r"--master\] expected none for MLA"),
+        (["--scales", "row"], r"--scales row\] expected none for MLA"),
         (["--one-row"], r"--one-row\] expected a model that makes V of keys in some layer"),
     ],
 )
