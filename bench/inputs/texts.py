@@ -14,7 +14,7 @@ import argparse
 import hashlib
 from pathlib import Path
 
-from latentkv_convert.calibrate import mix
+from latentkv_convert.calibrate.text import mix
 
 
 def chapters() -> tuple[list[str], list[str]]:

@@ -3,8 +3,8 @@
     python bench/lab/kinds.py MODEL [--device cuda]
 
 MODEL is a name of bench/inputs/real_models.py or a GGUF. Texts are those of the converter's default mix
-(calibrate/mix.py): a file per kind, one for all of them in turns, and that one again with --quick. Measured
-on the held-out part of every kind, and by numbers hidden in prose. Every file's row is written to
+(calibrate/text/mix.py): a file per kind, one for all of them in turns, and that one again with --quick. It is
+measured on the held-out part of every kind, and by numbers hidden in prose. Every file's row is written to
 bench/results/kinds-NAME.json when it is measured; the same command goes on where it was stopped.
 """
 
@@ -24,7 +24,7 @@ import record
 from answering import answers, decoded
 from command import latentkv
 from inputs import hide, real_models
-from latentkv_convert.calibrate import chats, mix
+from latentkv_convert.calibrate.text import chats, mix
 from latentkv_convert.source.open_source import open_source
 from record import RESULTS, Column
 
@@ -141,7 +141,7 @@ class Kinds:
 
 
 def compare(rows: list[dict[str, Any]]) -> None:
-    """Of every row the largest quotient by the least of a column."""
+    """Adds to every row the largest of its ratios to the best value of a column."""
     measured = [row for row in rows if row["mean"] is not None]
     for row in measured:
         row["worst"] = max(

@@ -62,7 +62,7 @@ class Rung:
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a model's full K and V."""
+    """Sizes of a model's full K and V."""
 
     n_layer: int
     n_kv: int
@@ -171,7 +171,7 @@ def lower(budget: float, tried: Sequence[tuple[float, float]]) -> float:
 
 
 def share(budget: str) -> float:
-    """Of f16.
+    """A budget as a share of f16.
 
     >>> share("28%")
     0.28

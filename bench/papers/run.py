@@ -40,7 +40,7 @@ COLUMNS = [
 
 @dataclass(frozen=True)
 class Measured:
-    """Of one cache at one length and batch; seconds and bytes."""
+    """Seconds and bytes of one cache at one length and batch."""
 
     empty: float  # a step on an empty cache
     step: float

@@ -57,7 +57,7 @@ py::list gpu_memory() {
     return found;
 }
 
-// Of one sequence, on the CPU.
+// Slots of a cache of one sequence on the CPU.
 py::dict cache_slots(int n_ctx, int sink, int recent, double recent_ratio, const std::vector<int>& windows,
                      bool blocks) {
     lkv::KvCacheOptions options;

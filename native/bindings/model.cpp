@@ -86,6 +86,7 @@ py::list layers(const Model& model) {
         item["rows_of"] = model.hparams().rows_of(static_cast<int>(il));
         item["n_head_kv"] = model.hparams().heads[il].n_kv;
         item["head_dim"] = model.hparams().heads[il].head_dim;
+        item["key_only"] = layer.key_only;
         item["mixer"] = lkv::schema::mixer_words[static_cast<size_t>(model.hparams().block.layers[il].mixer)];
         item["k"] = tensor_dict(lkv::path_name(layer.k_path), layer.k);
         item["v"] = tensor_dict(lkv::path_name(layer.v_path), layer.v);
@@ -246,6 +247,7 @@ void bind_model(py::module_& module) {
         .def_property_readonly("n_head", [](const Model& m) { return m.hparams().n_head; })
         .def_property_readonly("n_head_kv", [](const Model& m) { return widest(m.hparams()).n_kv; })
         .def_property_readonly("head_dim", [](const Model& m) { return widest(m.hparams()).head_dim; })
+        .def_property_readonly("gpu_obstacle", &Model::gpu_obstacle)
         .def_property_readonly("n_params", &Model::n_params)
         .def_property_readonly("size_bytes", &Model::size_bytes)
         .def_property_readonly("factor_bytes", &Model::factor_bytes)

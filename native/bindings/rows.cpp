@@ -43,7 +43,7 @@ lkv::RowPlan plan_of(const Groups& groups) {
 py::tuple stored_rows(const Groups& groups, const Floats& rows) {
     const lkv::RowPlan plan = plan_of(groups);
     const lkv::RowLayout layout = plan.view();
-    if (in_blocks(layout)) lkv::fail("stored_rows", "expected formats of single tokens; got blocks of 32");
+    if (in_token_blocks(layout)) lkv::fail("stored_rows", "expected formats of single tokens; got blocks of 32");
     if (rows.ndim() != 2 || rows.shape(1) != layout.width) {
         lkv::fail("stored_rows", "expected rows [n, ", layout.width, "]; got ", rows.ndim(), " dimensions and ",
                   rows.size(), " numbers");

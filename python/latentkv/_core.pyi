@@ -33,7 +33,7 @@ def dequantize(data: NDArray[np.uint8], type: str) -> NDArray[np.float32]:
 
 def format_bytes(format: str, width: int) -> int:
     """Bytes of a token's segment of `width` channels, which are rounded up to whole units of the format (one
-    of build_info's, or none). Formats n8 … n1: without the row's scale, and alone; in a row, neighbours of
+    of build_info's, or none). Formats n8 … n1: without the row's scales, and alone; in a row, neighbours of
     one format are one segment."""
 
 def row_bytes(groups: Sequence[Sequence[tuple[str, int]]]) -> int:
@@ -110,10 +110,13 @@ class Model:
     @property
     def n_params(self) -> int: ...
     @property
+    def gpu_obstacle(self) -> str:
+        """Why all layers run on the CPU whatever GPUs there are, or ""."""
+    @property
     def size_bytes(self) -> int: ...
     @property
     def factor_bytes(self) -> int:
-        """Of the tensors of latents, which a plain file does not have (docs/gguf.md, Tensors)."""
+        """Bytes of the factors, which a plain file does not have (docs/gguf.md, Tensors)."""
     @property
     def fingerprint(self) -> str:
         """16 hexadecimal digits of what the weights say, a sidecar's too: states belong to them."""

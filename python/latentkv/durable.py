@@ -1,8 +1,8 @@
 """Files that are old or new, never half, after a kill or a power cut: they are written under another name,
 flushed to the disk, then renamed.
 
-Whoever writes one holds a lock on it. A temporary file without a holder is one of a killed process, and goes
-with the next file that is written to its folder.
+A process holds a lock on each temporary file that it writes. One that nobody holds was left by a killed
+process, and is removed when the next file is written to its folder.
 """
 
 from __future__ import annotations

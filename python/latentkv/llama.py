@@ -250,7 +250,7 @@ class Llama(OpenAICalls):
 
     @property
     def lock(self) -> SessionLock:
-        """Whoever holds it may use the session."""
+        """The lock of the session: its holder may use it."""
         return self.evaluator.lock
 
     @property
@@ -260,7 +260,7 @@ class Llama(OpenAICalls):
 
     @property
     def timings(self) -> Timings:
-        """Of the call that had the cache last."""
+        """Timings of the call that had the cache last."""
         return self.evaluator.timings
 
     @property
@@ -339,8 +339,8 @@ class Llama(OpenAICalls):
         self.cache = cache
 
     def recall(self, prompt: Sequence[int]) -> None:
-        """Puts the kept state that has more of the prompt than the cache does in its place. For who holds
-        it."""
+        """Replaces the cache by a kept state that has more of the prompt, if there is one. For callers that
+        hold the cache."""
         if self.cache is None or prompt not in self.cache:
             return
         state = self.cache[prompt]

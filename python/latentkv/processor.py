@@ -71,6 +71,6 @@ def chosen(levels: list[str], can: frozenset[str], asked: str | None) -> str:
 
 
 def folder() -> Path:
-    """Of the module that this process loads; one that is not there where no module was built."""
+    """The folder of the module that this process loads. Where none was built, it does not exist."""
     levels = built()
     return FOLDER / (chosen(levels, features(), os.environ.get(VARIABLE)) if levels else "native")

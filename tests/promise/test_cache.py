@@ -40,7 +40,7 @@ def test_decode_equals_prefill_equals_chunks(m: Any) -> None:
     assert distance(whole(m, [*ids[:10], ids[12], *ids[11:]][:N]), expected) > 1e-3
 
 
-@pytest.mark.parametrize("kv", ["q4", "q2"])
+@pytest.mark.parametrize("kv", ["q4", "q2", "n4"])
 def test_quantized_decode_equals_prefill(m: Any, kv: str) -> None:
     """Rows are quantized from the same vectors whatever the batch. The order of sums differs, and
     a query meets codes as bytes where few see a tile, in full where many do.
@@ -140,19 +140,20 @@ def test_a_token_costs_the_host_no_more_in_a_long_context(m: Any, options: dict[
     assert s.n_cells_visited() - before >= 160
 
 
-def test_state_is_bit_exact(m: Any) -> None:
+@pytest.mark.parametrize("kv", ["q4", "n4"])
+def test_state_is_bit_exact(m: Any, kv: str) -> None:
     ids = tokens(m, N)
-    s = session(m, kv="q4", sink=4, recent=32)
+    s = session(m, kv=kv, sink=4, recent=32)
     s.decode(ids, output="none")
     data = s.state_bytes()
     expected = s.decode([9])
-    other = session(m, kv="q4", sink=4, recent=32)
+    other = session(m, kv=kv, sink=4, recent=32)
     other.set_state(data)
     assert np.array_equal(other.decode([9]), expected)
     with pytest.raises(ValueError, match=r"^\[state\] expected"):
         session(m, kv="q8").set_state(data)
     for cut in (0, 7, 8, 40, len(data) // 2, len(data) - 1):
-        broken = session(m, kv="q4", sink=4, recent=32)
+        broken = session(m, kv=kv, sink=4, recent=32)
         with pytest.raises(ValueError, match=r"^\[state\] expected"):
             broken.set_state(data[:cut])
         assert broken.n_cells_used() == 0

@@ -10,7 +10,7 @@ namespace {
 template <class T, class F>
 T of_type(Format format, T none, F&& f) {
     if (format == Format::none) return none;
-    return format_in_blocks(format) ? with_block_format(format, f) : with_format(format, f);
+    return format_in_token_blocks(format) ? with_token_block_format(format, f) : with_format(format, f);
 }
 
 // Whole chunks of 16 go through vectors; only formats without a scale can have a remainder.
@@ -46,7 +46,7 @@ const char* format_name(Format format) {
     case Format::name: \
         return #name;
             LKV_ROW_FORMATS(X)
-            LKV_BLOCK_FORMATS(X)
+            LKV_TOKEN_BLOCK_FORMATS(X)
 #undef X
         case Format::last_retired:
             break;
@@ -108,9 +108,9 @@ void read_segment(Format format, const uint8_t* row, int offset, int width, floa
     with_format(format, [=](auto f) { decode_segment<decltype(f)>(row, offset, width, dst); });
 }
 
-void read_block_segment(Format format, const uint8_t* block, int64_t stride, const uint8_t* src, int width,
-                        float* dst) {
-    with_block_format(format, [=](auto f) {
+void read_token_block_segment(Format format, const uint8_t* block, int64_t stride, const uint8_t* src, int width,
+                              float* dst) {
+    with_token_block_format(format, [=](auto f) {
         using F = decltype(f);
         for (int chunk = 0; chunk < width / chunk_width; chunk++) {
             float scale[chunk_width];

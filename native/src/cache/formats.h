@@ -39,11 +39,11 @@
 
 #define LKV_STORED_FORMATS(X) LKV_FORMATS_1_TO_8(X) LKV_FORMATS_FROM_16(X)
 
-// The same, after those: tokens are written in blocks of 32 that share numbers (formats/channel.h)
-#define LKV_BLOCK_FORMATS(X) \
-    X(c8, ChannelFormat<8>)  \
-    X(c4, ChannelFormat<4>)  \
-    X(c3, ChannelFormat<3>)  \
+// The same, after those: tokens are written in token blocks, of 32 that share numbers (formats/channel.h)
+#define LKV_TOKEN_BLOCK_FORMATS(X) \
+    X(c8, ChannelFormat<8>)        \
+    X(c4, ChannelFormat<4>)        \
+    X(c3, ChannelFormat<3>)        \
     X(c2, ChannelFormat<2>)
 
 // The other cache types of llama.cpp, of single rows again. They are there to be compared with: on a GPU one reader, channel by
@@ -55,7 +55,7 @@
     X(q5_1, Q5_1)            \
     X(iq4_nl, IQ4_NL)
 
-// Of rows that have one scale (formats/normal.h). A row has these throughout, or none of them.
+// Of rows that begin with their scales (formats/normal.h). A row has these throughout, or none of them.
 #define LKV_NORMAL_FORMATS(X) \
     X(n8, NormalFormat<8>)    \
     X(n6, NormalFormat<6>)    \
@@ -76,30 +76,30 @@ namespace lkv {
 enum class Format : int32_t {
     none,
     LKV_FORMATS_1_TO_8(X) last_retired = 15,
-    LKV_FORMATS_FROM_16(X) LKV_BLOCK_FORMATS(X) LKV_STOCK_FORMATS(X) LKV_NORMAL_FORMATS(X)
+    LKV_FORMATS_FROM_16(X) LKV_TOKEN_BLOCK_FORMATS(X) LKV_STOCK_FORMATS(X) LKV_NORMAL_FORMATS(X)
 };
 #undef X
 
 // In the file's order, without `none`.
 #define X(name, type) Format::name,
-constexpr Format all_formats[] = {LKV_STORED_FORMATS(X) LKV_BLOCK_FORMATS(X) LKV_STOCK_FORMATS(X)
+constexpr Format all_formats[] = {LKV_STORED_FORMATS(X) LKV_TOKEN_BLOCK_FORMATS(X) LKV_STOCK_FORMATS(X)
                                       LKV_NORMAL_FORMATS(X)};
 #undef X
 
-// Whether tokens are stored in blocks of 32 slots: K of the middle region only.
-LKV_HD constexpr bool format_in_blocks(Format format) {
+// Whether tokens are stored in token blocks, of 32 slots: K of the middle region only.
+LKV_HD constexpr bool format_in_token_blocks(Format format) {
     switch (format) {
 #define X(name, type)  \
     case Format::name: \
         return true;
-        LKV_BLOCK_FORMATS(X)
+        LKV_TOKEN_BLOCK_FORMATS(X)
 #undef X
         default:
             return false;
     }
 }
 
-// Whether a row of such segments begins with their scale.
+// Whether a row of such segments begins with their scales.
 LKV_HD constexpr bool format_scaled_by_row(Format format) {
     switch (format) {
 #define X(name, type)  \
@@ -123,7 +123,7 @@ bool format_is_fitted(Format format);
 int format_width_multiple(Format format);
 // Bytes of a segment in one slot's row.
 int format_bytes(Format format, int width);
-// The format of single rows that keeps a channel as finely: what sink and recent tokens take beside a format of blocks.
+// The format of single rows that keeps a channel as finely: what sink and recent tokens take beside a format of token blocks.
 Format format_of_rows(Format format);
 
 // Calls f with a value of the format's type, one that stores single rows. `none` stores nothing and has no type.
@@ -141,14 +141,14 @@ decltype(auto) with_format(Format format, F&& f) {
     throw std::invalid_argument(std::string("[format] expected a format of single rows; got ") + format_name(format));
 }
 
-// The same for a format of blocks.
+// The same for a format of token blocks.
 template <class F>
-decltype(auto) with_block_format(Format format, F&& f) {
+decltype(auto) with_token_block_format(Format format, F&& f) {
     switch (format) {
 #define X(name, type)  \
     case Format::name: \
         return f(type{});
-        LKV_BLOCK_FORMATS(X)
+        LKV_TOKEN_BLOCK_FORMATS(X)
 #undef X
         default:
             break;
@@ -178,9 +178,10 @@ inline void read_segment(Format format, const uint8_t* src, int width, float* ds
     read_segment(format, src, 0, width, dst);
 }
 
-// A format of blocks. block: the segment in the row of the block's first slot, rows `stride` bytes apart; src: the segment in
+// A format of token blocks. block: the segment in the row of the block's first slot, rows `stride` bytes apart; src: the segment in
 // the slot's own row -> dst: [width]
-void read_block_segment(Format format, const uint8_t* block, int64_t stride, const uint8_t* src, int width, float* dst);
+void read_token_block_segment(Format format, const uint8_t* block, int64_t stride, const uint8_t* src, int width,
+                              float* dst);
 
 #endif
 

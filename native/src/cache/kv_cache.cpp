@@ -48,7 +48,8 @@ KvCache::KvCache(const HParams& hparams, const CacheSpec& spec, const KvCacheOpt
     for (int il = 0; il < hparams.n_layer; il++) {
         const int held = placement_.in_ring(il) ? placement_.n_regions() : placement_.middle();
         if (!hparams.makes_rows(il)) continue;
-        f16_bytes_ += 2.0 * 2.0 * hparams.heads_of(il).width() * placement_.cells_of_rows(held).capacity();
+        const double sides = hparams.has_mla() ? 1.0 : 2.0;
+        f16_bytes_ += sides * 2.0 * hparams.heads_of(il).width() * placement_.cells_of_rows(held).capacity();
     }
     if (!allocate) return;
     rows_
@@ -57,7 +58,7 @@ KvCache::KvCache(const HParams& hparams, const CacheSpec& spec, const KvCacheOpt
 }
 
 Placement KvCache::make_placement(const HParams& hparams) {
-    const bool blocks = rows_.takes_blocks();
+    const bool blocks = rows_.takes_token_blocks();
     const bool evicts = options_.evict.policy != nullptr;
     if (evicts) check_eviction(options_);
     if (blocks && !options_.keeps_recent()) {
@@ -79,7 +80,8 @@ Placement KvCache::make_placement(const HParams& hparams) {
     const int middle = evicts ? static_cast<int>(std::min<int64_t>(slots.middle, kept)) : slots.middle;
     rows_.add_middle(middle, evicts, slots.in_ring, slots.ring);
 
-    Placement placement(options_, {slots.sink, slots.recent, slots.middle, blocks ? block_slots : 1}, hparams.n_layer);
+    Placement placement(options_, {slots.sink, slots.recent, slots.middle, blocks ? token_block_slots : 1},
+                        hparams.n_layer);
     if (slots.ring > 0) placement.select(std::make_unique<Ring>(slots.ring, slots.window), slots.in_ring);
     if (evicts) add_eviction(placement, slots.in_ring);
     return placement;

@@ -77,7 +77,7 @@ public:
                 held.seq_data(),
                 has_rows ? held.end() : 0,
                 rows_.layout(region, layer, of_value),
-                rows_.v_layout(region, layer)};
+                rows_.values_layout(region, layer)};
     }
     // What a region's slots have gathered in a layer that evicts, [slots]; null where every token stays, as sinks do anyway.
     float* masses(int region, int layer) {

@@ -9,7 +9,7 @@ namespace lkv {
 
 // Slots are rows; a slot's bytes mean nothing unless its seq bits say so.
 struct RegionView {
-    const uint8_t* k_rows;  // [n_slots, k.row_bytes]; in blocks: n_slots rounded up to whole ones
+    const uint8_t* k_rows;  // [n_slots, k.row_bytes]; in token blocks: n_slots rounded up to whole ones
     const uint8_t* v_rows;  // [n_slots, v.row_bytes]
     const int32_t* pos;     // [n_slots] position, -1 = free
     const uint64_t* seq;    // [n_slots] bit s: slot belongs to sequence s

@@ -49,32 +49,35 @@ void for_scaled(std::span<const SegmentLayout> segments, F&& f) {
     }
 }
 
-uint16_t scale_of(std::span<const SegmentLayout> segments, const float* x) {
+RowScales scales_of(std::span<const SegmentLayout> segments, const float* x) {
+    bool has_middle = false;
+    for_scaled(segments, [&](auto f, const SegmentLayout&) { has_middle = has_middle || fits_scale(f.bits, true); });
     SegmentSums powers;
     int n = 0;
-    for (const SegmentLayout& s : segments) {
-        powers.add({power_of(x + s.column, s.width), 0.0f});
-        n += s.width;
-    }
+    float reach = 0.0f;
+    for_scaled(segments, [&](auto f, const SegmentLayout& s) {
+        const bool fits = fits_scale(f.bits, has_middle);
+        powers.add({fits ? power_of(x + s.column, s.width) : 0.0f, 0.0f});
+        n += fits ? s.width : 0;
+        if constexpr (!f.clips) reach = std::max(reach, f.reach(x + s.column, s.width));
+    });
     RowScaleFit fit(powers.total().xl, n);
     for (int k = 0; k < RowScaleFit::n_refine; k++) {
         SegmentSums sums;
         const float inverse = fit.inverse();
         for_scaled(segments, [&](auto f, const SegmentLayout& s) {
-            sums.add(decltype(f)::sums(x + s.column, s.width, inverse));
+            sums.add(fits_scale(f.bits, has_middle) ? f.sums(x + s.column, s.width, inverse) : LevelSums{});
         });
         fit.refine(sums.total());
     }
-    return fit.stored();
+    return {fit.stored(), half_ceil(reach)};
 }
 
 void write_scaled_row(std::span<const SegmentLayout> segments, const float* x, uint8_t* row) {
-    const uint16_t scale = scale_of(segments, x);
-    store_u16(row, scale);
-    store_u16(row + sizeof scale, 0);
-    const float inverse = inverse_of_scale(scale);
+    const RowScales scales = scales_of(segments, x);
+    scales.store(row);
     for_scaled(segments, [&](auto f, const SegmentLayout& s) {
-        decltype(f)::write(x + s.column, s.width, inverse, row + s.offset);
+        f.write(x + s.column, s.width, scales.inverse(f.clips), row + s.offset);
     });
 }
 
@@ -102,7 +105,7 @@ bool same_layout(const RowLayout& a, const RowLayout& b) {
     return same;
 }
 
-bool in_blocks(const RowLayout& layout) { return has_format(layout, format_in_blocks); }
+bool in_token_blocks(const RowLayout& layout) { return has_format(layout, format_in_token_blocks); }
 
 void write_row(const RowLayout& layout, const float* x, uint8_t* row) {
     if (has_row_scale(layout)) return write_scaled_row(segments(layout), x, row);

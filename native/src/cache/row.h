@@ -1,5 +1,5 @@
 // A row is what one token leaves in one tensor (K or V) of one layer: groups of channels, each cut in segments, each
-// segment in a format. A row is a list of segments, and in some formats one scale before them (formats/normal.h): every path, rank,
+// segment in a format. A row is a list of segments, and in some formats their scales before them (formats/normal.h): every path, rank,
 // plan and region is one of these lists.
 #pragma once
 
@@ -70,15 +70,15 @@ private:
 // Whether a segment's format is one of those.
 bool has_format(const RowLayout& layout, bool (*of)(Format));
 
-// Whether the row begins with the scale of all its segments.
+// Whether the row begins with the scales of its segments.
 bool has_row_scale(const RowLayout& layout);
 
 // Whether both have the same segments in the same places.
 bool same_layout(const RowLayout& a, const RowLayout& b);
 
-// Whether a segment is stored in blocks: then write_block and read_slot replace write_row and read_row, which throw
+// Whether a segment is stored in token blocks: then write_token_block and read_slot replace write_row and read_row, which throw
 // std::invalid_argument.
-bool in_blocks(const RowLayout& layout);
+bool in_token_blocks(const RowLayout& layout);
 
 // x: [layout.width] -> row: [layout.row_bytes]. Dropped channels are not stored.
 void write_row(const RowLayout& layout, const float* x, uint8_t* row);
@@ -87,17 +87,17 @@ void write_row(const RowLayout& layout, const float* x, uint8_t* row);
 void read_row(const RowLayout& layout, const uint8_t* row, float* x);
 
 // x: [32, layout.width] -> rows: [32, layout.row_bytes], those of a block's slots.
-void write_block(const RowLayout& layout, const float* x, uint8_t* rows);
+void write_token_block(const RowLayout& layout, const float* x, uint8_t* rows);
 
-// Slot `slot` of a region, in blocks or not. rows: [n_slots, layout.row_bytes] -> x: [layout.width].
+// Slot `slot` of a region, in token blocks or not. rows: [n_slots, layout.row_bytes] -> x: [layout.width].
 void read_slot(const RowLayout& layout, const uint8_t* rows, int64_t slot, float* x);
 
 // Requantizes n_rows consecutive rows from one layout into another: channels that `from` does not keep become zeros, channels that `to`
 // does not keep are dropped. Both layouts have the same groups and widths. A segment that both store alike is copied bit
-// for bit; where the row has the scale, that is a row which both store alike. Throws std::invalid_argument when the groups differ.
+// for bit; where the row has the scales, that is a row which both store alike. Throws std::invalid_argument when the groups differ.
 void move_rows(const RowLayout& from, const uint8_t* src, const RowLayout& to, uint8_t* dst, int n_rows = 1);
 
 // The same for 32 rows wherever they lie, into a block. src: [32] rows, dst: [32, to.row_bytes].
-void move_block(const RowLayout& from, const uint8_t* const* src, const RowLayout& to, uint8_t* dst);
+void move_token_block(const RowLayout& from, const uint8_t* const* src, const RowLayout& to, uint8_t* dst);
 
 }  // namespace lkv

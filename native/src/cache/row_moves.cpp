@@ -1,4 +1,4 @@
-// Rows in blocks of slots, and rows that move from one layout into another.
+// Rows in token blocks, and rows that move from one layout into another.
 #include <algorithm>
 #include <stdexcept>
 #include <string>
@@ -17,14 +17,14 @@ Format format_of(const SegmentLayout& s) { return static_cast<Format>(s.format);
 }
 
 // Quantizing what was just dequantized may move a code: segments that both layouts store alike keep their bytes. Codes of another
-// row's scale mean other values.
+// row's scales mean other values.
 void copy_unchanged_segments(const RowLayout& from, const GroupLayout& a, const uint8_t* src, const RowLayout& to,
                              const GroupLayout& b, uint8_t* dst) {
     for (int i = 0; i < std::min(a.n_segments, b.n_segments); i++) {
         const SegmentLayout& s = from.segments[a.first_segment + i];
         const SegmentLayout& d = to.segments[b.first_segment + i];
-        if (s.format == d.format && s.width == d.width && s.column == d.column && !format_in_blocks(format_of(d)) &&
-            !format_scaled_by_row(format_of(d))) {
+        if (s.format == d.format && s.width == d.width && s.column == d.column &&
+            !format_in_token_blocks(format_of(d)) && !format_scaled_by_row(format_of(d))) {
             std::copy_n(src + s.offset, format_bytes(format_of(s), s.width), dst + d.offset);
         }
     }
@@ -46,19 +46,19 @@ void check_same_channels(const RowLayout& from, const RowLayout& to) {
 
 }  // namespace
 
-void write_block(const RowLayout& layout, const float* x, uint8_t* rows) {
+void write_token_block(const RowLayout& layout, const float* x, uint8_t* rows) {
     for (int g = 0; g < layout.n_groups; g++) {
         const GroupLayout& group = layout.groups[g];
         for (int s = group.first_segment; s < group.first_segment + group.n_segments; s++) {
             const SegmentLayout& segment = layout.segments[s];
-            if (format_in_blocks(format_of(segment))) {
-                with_block_format(format_of(segment), [&](auto f) {
+            if (format_in_token_blocks(format_of(segment))) {
+                with_token_block_format(format_of(segment), [&](auto f) {
                     decltype(f)::write(x + segment.column, layout.width, segment.width, rows + segment.offset,
                                        layout.row_bytes);
                 });
                 continue;
             }
-            for (int i = 0; i < block_slots; i++) {
+            for (int i = 0; i < token_block_slots; i++) {
                 write_segment(format_of(segment), x + int64_t{i} * layout.width + segment.column, segment.width,
                               rows + int64_t{i} * layout.row_bytes + segment.offset);
             }
@@ -68,14 +68,14 @@ void write_block(const RowLayout& layout, const float* x, uint8_t* rows) {
 
 void read_slot(const RowLayout& layout, const uint8_t* rows, int64_t slot, float* x) {
     const uint8_t* const row = rows + slot * layout.row_bytes;
-    const uint8_t* const block = rows + slot / block_slots * block_slots * layout.row_bytes;
+    const uint8_t* const block = rows + slot / token_block_slots * token_block_slots * layout.row_bytes;
     for (int g = 0; g < layout.n_groups; g++) {
         const GroupLayout& group = layout.groups[g];
         for (int s = group.first_segment; s < group.first_segment + group.n_segments; s++) {
             const SegmentLayout& segment = layout.segments[s];
-            if (format_in_blocks(format_of(segment))) {
-                read_block_segment(format_of(segment), block + segment.offset, layout.row_bytes, row + segment.offset,
-                                   segment.width, x + segment.column);
+            if (format_in_token_blocks(format_of(segment))) {
+                read_token_block_segment(format_of(segment), block + segment.offset, layout.row_bytes,
+                                         row + segment.offset, segment.width, x + segment.column);
             } else {
                 read_segment(format_of(segment), row, segment.offset, segment.width, x + segment.column);
             }
@@ -100,15 +100,15 @@ void move_rows(const RowLayout& from, const uint8_t* src, const RowLayout& to, u
     }
 }
 
-void move_block(const RowLayout& from, const uint8_t* const* src, const RowLayout& to, uint8_t* dst) {
+void move_token_block(const RowLayout& from, const uint8_t* const* src, const RowLayout& to, uint8_t* dst) {
     check_same_channels(from, to);
-    std::vector<float> values(static_cast<size_t>(block_slots) * static_cast<size_t>(from.width));
-    for (int i = 0; i < block_slots; i++) {
+    std::vector<float> values(static_cast<size_t>(token_block_slots) * static_cast<size_t>(from.width));
+    for (int i = 0; i < token_block_slots; i++) {
         read_row(from, src[i], &values[static_cast<size_t>(i) * static_cast<size_t>(from.width)]);
     }
-    write_block(to, values.data(), dst);
+    write_token_block(to, values.data(), dst);
     for (int g = 0; g < to.n_groups; g++) {
-        for (int i = 0; i < block_slots; i++) {
+        for (int i = 0; i < token_block_slots; i++) {
             copy_unchanged_segments(from, from.groups[g], src[i], to, to.groups[g], dst + int64_t{i} * to.row_bytes);
         }
     }

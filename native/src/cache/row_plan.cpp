@@ -56,7 +56,7 @@ RowPlan::RowPlan(const std::vector<std::vector<SegmentSpec>>& groups) {
     }
 }
 
-// The row has one scale, or each segment its own.
+// The row has the scales, or each segment its own.
 void RowPlan::check_scale(Format format, const std::string& where) {
     if (segments_.empty()) {
         row_bytes_ = format_scaled_by_row(format) ? row_scale_bytes : 0;

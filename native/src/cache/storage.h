@@ -79,10 +79,12 @@ class CacheDevice {
 public:
     virtual ~CacheDevice() = default;
     virtual std::unique_ptr<CacheStorage> allocate(size_t bytes) = 0;
-    // Rows of slots, every layer that the device has: requantized from one region into the middle.
+    // Requantizes rows of slots from one region into the middle, in every layer that the device has.
     virtual void move_rows(const KvCache& cache, int from, int to, std::span<const RowMove> slots) = 0;
-    // K of one layer into blocks of the middle, 32 moves each. rows: f32 [·, K width] on the device, RowMove::from is one's index
-    virtual void write_blocks(const KvCache& cache, int layer, const float* rows, std::span<const RowMove> moves) = 0;
+    // Writes K of one layer into token blocks of the middle, 32 moves each. rows: f32 [·, K width] on the device; RowMove::from is the
+    // index of a row.
+    virtual void write_token_blocks(const KvCache& cache, int layer, const float* rows,
+                                    std::span<const RowMove> moves) = 0;
 };
 
 }  // namespace lkv

@@ -20,7 +20,7 @@ constexpr std::array optional_keys = {
     key::block_embedding_scale, key::block_attention_scale, key::block_residual_scale, key::block_logit_scale,
     key::block_logit_softcap,   key::block_expert_norm,     key::block_yarn_truncate,  key::block_attention_softcap,
     key::block_windows,         key::block_rope_bases,      key::block_rope_scaled,    key::block_value_norm,
-    key::block_value_of_key,    key::block_mixers,          key::block_output_gate};
+    key::block_value_of_key,    key::block_mixers,          key::block_output_gate,    key::block_gate};
 
 template <typename Enum, size_t n>
 Enum need_word(const GgufFile& file, std::string_view key, const std::array<std::string_view, n>& words) {
@@ -144,6 +144,7 @@ BlockDescription described(const GgufFile& file, const HParams& h) {
         fail(key::block_activation, "expected swiglu_oai in a gated FFN; got a plain one");
     }
     block.output_gate = file.find_bool(key::block_output_gate).value_or(false);
+    if (file.has(key::block_gate)) block.gate = need_word<Gate>(file, key::block_gate, schema::gate_words);
     read_layers(file, h, block);
     read_mixers(file, h, block);
     share_rows(file, h, block);
@@ -169,8 +170,8 @@ void mix_by_recurrence(const GgufFile& file, const HParams& h, int stock_period,
     }
 }
 
-// Which layers have a window: all but every so manieth, or as a list of all layers says.
-std::vector<bool> local_layers(const GgufFile& file, const HParams& h, int stock_period) {
+// Which layers have a window: all but one of so many, the first or the last, or as a list of all layers says.
+std::vector<bool> local_layers(const GgufFile& file, const HParams& h, int stock_period, bool first) {
     const std::string key = h.architecture + ".attention.sliding_window_pattern";
     const GgufValue* const found = file.find(key);
     if (found != nullptr && found->is_array) {
@@ -179,7 +180,7 @@ std::vector<bool> local_layers(const GgufFile& file, const HParams& h, int stock
     const auto usual = static_cast<uint32_t>(stock_period);
     const int period = static_cast<int>(std::clamp<uint32_t>(file.find_u32(key).value_or(usual), 1, 1U << 16));
     std::vector<bool> local;
-    for (int il = 0; il < h.n_layer; il++) local.push_back((il + 1) % period != 0);
+    for (int il = 0; il < h.n_layer; il++) local.push_back((first ? il : il + 1) % period != 0);
     return local;
 }
 
@@ -187,7 +188,7 @@ std::vector<bool> local_layers(const GgufFile& file, const HParams& h, int stock
 void alternate(const GgufFile& file, const HParams& h, const schema::StockBlock& stock, BlockDescription& block) {
     const float base =
         read_float(file, h.architecture + ".rope.freq_base_swa", 1.0F, largest_base, stock.local_rope_base);
-    const std::vector<bool> local = local_layers(file, h, stock.window_period);
+    const std::vector<bool> local = local_layers(file, h, stock.window_period, stock.first_is_full);
     for (size_t il = 0; il < local.size(); il++) {
         LayerAttention& layer = block.layers[il];
         if (!local[il]) {
@@ -219,6 +220,8 @@ BlockDescription of_stock(const GgufFile& file, const HParams& h) {
     block.ffn = stock.ffn;
     const bool has_experts = file.find_u32(h.architecture + ".expert_count").value_or(0) > 0;
     if (stock.experts_beside && has_experts) block.ffn = Ffn::gated_and_experts;
+    if (!has_experts && file.has(h.architecture + ".leading_dense_block_count")) block.ffn = Ffn::gated;
+    block.expert_norm = file.find_bool(h.architecture + ".expert_weights_norm").value_or(stock.expert_norm);
     block.parallel = stock.parallel;
     block.position = stock.position;
     block.rope_pairing = stock.rope_pairing;
@@ -238,6 +241,7 @@ BlockDescription of_stock(const GgufFile& file, const HParams& h) {
         block.layers[static_cast<size_t>(il)].rope_base = 0.0F;
     }
     block.output_gate = stock.output_gate;
+    block.gate = stock.gate;
     if (stock.mixer_period > 0) mix_by_recurrence(file, h, stock.mixer_period, block);
     if (stock.window_period > 0 && block.layers.front().window > 0) alternate(file, h, stock, block);
     share_rows(file, h, block);

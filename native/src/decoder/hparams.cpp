@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "decoder/rope.h"
 
 namespace lkv {
 float read_float(const GgufFile& file, const std::string& key, float low, float high, float absent) {
@@ -53,6 +54,9 @@ namespace {
 // K and V of every layer. Layers with a sliding window have keys of their own, where a file has these.
 std::vector<HeadShape> read_heads(const GgufFile& file, const HParams& h) {
     const std::string dot = h.architecture + ".";
+    if (h.has_mla()) {  // one head, whose values are in its key's row
+        return {static_cast<size_t>(h.n_layer), HeadShape{1, static_cast<int>(h.mla.row()), h.mla.n_rot, h.n_head}};
+    }
     std::vector<HeadShape> heads;
     for (int il = 0; il < h.n_layer; il++) {
         const bool is_local = h.block.layers[static_cast<size_t>(il)].window > 0;
@@ -71,9 +75,10 @@ std::vector<HeadShape> read_heads(const GgufFile& file, const HParams& h) {
             return static_cast<int>(value);
         };
         HeadShape shape;
-        shape.n_kv = within("attention.head_count_kv", 1, 4096, h.n_head);
-        if (h.n_head % shape.n_kv != 0) {
-            fail(dot + "attention.head_count_kv", "expected a divisor of the query heads ", h.n_head, "; got ",
+        shape.n_head = within("attention.head_count", 1, 4096, 0);
+        shape.n_kv = within("attention.head_count_kv", 1, 4096, shape.n_head);
+        if (shape.n_head % shape.n_kv != 0) {
+            fail(dot + "attention.head_count_kv", "expected a divisor of the query heads ", shape.n_head, "; got ",
                  shape.n_kv);
         }
         if (find("attention.key_length").first) {
@@ -83,10 +88,10 @@ std::vector<HeadShape> read_heads(const GgufFile& file, const HParams& h) {
                 fail(key, "expected the key length ", shape.head_dim, "; got ", *value_length);
             }
         } else {
-            if (h.n_embd % h.n_head != 0) {
+            if (h.n_embd % shape.n_head != 0) {
                 fail("gguf", "expected the key " + dot + "attention.key_length", "; got ", "none");
             }
-            shape.head_dim = h.n_embd / h.n_head;
+            shape.head_dim = h.n_embd / shape.n_head;
         }
         shape.n_rot = within("rope.dimension_count", 2, shape.head_dim, shape.head_dim);
         if (h.block.position == Position::rope && shape.n_rot % 2 != 0) {
@@ -101,15 +106,20 @@ std::vector<HeadShape> read_heads(const GgufFile& file, const HParams& h) {
     return heads;
 }
 
+bool has_expert_bias(const GgufFile& file) {
+    return std::any_of(file.tensors().begin(), file.tensors().end(),
+                       [](const TensorInfo& info) { return info.name.ends_with(".exp_probs_b.bias"); });
+}
+
 }  // namespace
+
+float HParams::temperature(int position) const {
+    return 1.0F + temperature_scale * std::log(1.0F + static_cast<float>(position / temperature_length));
+}
 
 float HParams::attention_scale(int il) const {
     return block.attention_scale != 0.0F ? block.attention_scale
                                          : 1.0F / std::sqrt(static_cast<float>(heads_of(il).head_dim));
-}
-
-bool HParams::has_equal_heads() const {
-    return std::all_of(heads.begin(), heads.end(), [this](const HeadShape& shape) { return shape == heads.front(); });
 }
 
 HParams read_hparams(const GgufFile& file) {
@@ -148,17 +158,38 @@ HParams read_hparams(const GgufFile& file) {
     h.n_ff = h.n_ffs.empty() ? 0 : h.n_ffs.front();
     h.n_embd_layer =
         of_layers("embedding_length_per_layer_input") ? need("embedding_length_per_layer_input", 0, 1 << 16) : 0;
-    h.n_head = need("attention.head_count", 1, 4096);
+    for (int il = 0; il < h.n_layer; il++) {
+        const std::string key = dot + "attention.head_count";
+        const int64_t n = find_layer_u32(file, key, h.n_layer, il).value_or(0);
+        if (n < 1 || n > 4096) fail(key, "expected a value from 1 to 4096; got ", n);
+        h.n_head = std::max(h.n_head, static_cast<int>(n));
+    }
     h.n_ctx_train = need("context_length", 1, 1 << 30);
     h.block = read_block(file, h);
+    h.mla = read_mla(file, h.architecture);
+    if (h.has_mla() && (h.block.position != Position::rope || h.block.output_gate || h.is_mixed())) {
+        fail(dot + "attention.kv_lora_rank", "expected attention with RoPE and without an output gate in every layer, ",
+             "beside MLA; got a block of another kind");
+    }
     h.heads = read_heads(file, h);
+    if (h.has_mla() && h.block.attention_scale == 0.0F) h.block.attention_scale = read_mla_scale(file, h);
     h.n_ff_dense = h.block.ffn == Ffn::gated_and_experts ? h.n_ff : 0;
     if (h.block.ffn == Ffn::experts || h.block.ffn == Ffn::gated_and_experts) {
         h.n_expert = need("expert_count", 2, 4096);
         h.n_expert_used = need("expert_used_count", 1, h.n_expert);
-        const char* const shared = "expert_shared_feed_forward_length";
-        h.n_ff_shared = of_layers(shared) ? need(shared, 0, 1 << 22) : h.n_ff;
+        const int n_ff = h.n_ff;
         h.n_ff = of_layers(own_ff) ? need(own_ff, 1, 1 << 22) : std::max(1, h.n_ff / h.n_expert_used);
+        const char* const shared = "expert_shared_feed_forward_length";
+        const char* const n_shared = "expert_shared_count";
+        h.n_ff_shared = of_layers(shared)     ? need(shared, 0, 1 << 22)
+                        : of_layers(n_shared) ? need(n_shared, 0, 256) * h.n_ff
+                                              : n_ff;
+        const char* const dense = "leading_dense_block_count";
+        h.n_dense_layers = of_layers(dense) ? need(dense, 0, h.n_layer) : 0;
+        if (h.n_dense_layers > 0 && h.n_ffs.empty()) {
+            fail(dot + "feed_forward_length", "expected the width of the FFNs without experts; got none");
+        }
+        h.routing = read_routing(file, h.architecture, h.n_expert, has_expert_bias(file));
     } else if (const uint32_t n = file.find_u32(dot + "expert_count").value_or(0); n > 0) {
         fail(dot + "expert_count", "expected 0 beside an FFN without experts; got ", n);
     }
@@ -168,6 +199,10 @@ HParams read_hparams(const GgufFile& file) {
     const char* epsilon =
         h.block.norm == Norm::rms ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon";
     h.norm_eps = read_float(file, dot + epsilon, 0.0F, 1.0F, 1e-5F);
+    h.temperature_scale = read_float(file, dot + "attention.temperature_scale", 0.0F, 1e3F, 0.0F);
+    if (h.temperature_scale > 0.0F) {
+        h.temperature_length = need("rope.scaling.original_context_length", 1, 1 << 30);
+    }
     h.clamp_kqv = read_float(file, dot + "attention.clamp_kqv", 0.0F, 1e6F, 0.0F);
     h.max_alibi_bias = read_float(file, dot + "attention.max_alibi_bias", 0.0F, 1e6F, 0.0F);
     if (h.block.position == Position::alibi && h.max_alibi_bias <= 0.0F) {

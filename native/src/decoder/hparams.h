@@ -1,6 +1,7 @@
 // The decoder's sizes and block description, from the file.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -8,15 +9,18 @@
 
 #include "decoder/block.h"
 #include "decoder/delta_net.h"
+#include "decoder/mla.h"
+#include "decoder/routing.h"
 #include "gguf/reader.h"
 
 namespace lkv {
 
-// K and V of a layer.
+// Heads of a layer.
 struct HeadShape {
     int n_kv = 0;  // KV heads
     int head_dim = 0;
-    int n_rot = 0;  // rotated dims of a head
+    int n_rot = 0;   // rotated dims of a head
+    int n_head = 0;  // query heads
 
     int width() const { return n_kv * head_dim; }
     bool operator==(const HeadShape&) const = default;
@@ -36,19 +40,28 @@ struct HParams {
     int n_expert = 0;        // 0: no experts
     int n_expert_used = 0;   // per token
     int n_ff_shared = 0;     // of the expert that every token has, where the file has one
-    int n_head = 0;
+    int n_dense_layers = 0;  // first layers without experts, whose FFNs are as wide as n_ffs says
+    ExpertRouting routing;
+    int n_head = 0;                // the most of a layer
     std::vector<HeadShape> heads;  // [n_layer]
     int n_ctx_train = 0;
     int n_vocab = 0;
     float norm_eps = 1e-5F;
 
+    // Queries grow with their position: times 1 + scale · ln(1 + floor(position / length)). 0: they do not.
+    float temperature_scale = 0;
+    int temperature_length = 0;
+
     DeltaNetSizes delta_net;  // where some layers are delta nets
+    MlaSizes mla;             // where layers attend to latents that the model has by itself
 
     float clamp_kqv = 0;  // 0 = none
     float max_alibi_bias = 0;
 
     const HeadShape& heads_of(int il) const { return heads[static_cast<size_t>(il)]; }
-    int width_q(int il) const { return n_head * heads_of(il).head_dim; }
+    float temperature(int position) const;
+    int width_q(int il) const { return heads_of(il).n_head * heads_of(il).head_dim; }
+    bool has_mla() const { return mla.kv_rank > 0; }
     // The layer whose K and V a layer reads, and whether it makes these itself.
     int rows_of(int il) const {
         const int from = block.layers.empty() ? -1 : block.layers[static_cast<size_t>(il)].rows_of;
@@ -58,11 +71,14 @@ struct HParams {
     bool shares_rows() const { return n_layer > 0 && rows_of(n_layer - 1) != n_layer - 1; }  // in some layer
     // Factor of scores.
     float attention_scale(int il) const;
-    // Whether K and V of every layer have the same shape.
-    bool has_equal_heads() const;
     bool attends(int layer) const {
         return block.layers.empty() || block.layers[static_cast<size_t>(layer)].mixer == Mixer::attention;
     }
+    bool is_mixed() const {  // whether some layer does not attend
+        return std::any_of(block.layers.begin(), block.layers.end(),
+                           [](const LayerAttention& layer) { return layer.mixer != Mixer::attention; });
+    }
+    bool has_experts(int layer) const { return n_expert > 0 && layer >= n_dense_layers; }
     bool is_recurrent() const { return delta_net.d_conv > 0; }  // in some layer
 };
 

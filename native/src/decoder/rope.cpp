@@ -49,6 +49,7 @@ struct Scaling {
     double factor = 1.0;
     double n_ctx_orig = 0;
     double attn_factor = 1.0;
+    double log_multiplier = 0.0;  // of YaRN, the model's mscale_all_dim, with MLA a tenth of it; 0: none
     double dynamic = 0.0;
     double beta_fast = 32.0;
     double beta_slow = 1.0;
@@ -86,6 +87,7 @@ Scaling read_scaling(const GgufFile& file, const HParams& hparams) {
     if (s.type == "yarn") {
         s.beta_fast = read_float(file, prefix + "yarn_beta_fast", 1e-3F, 1e6F, 32.0F);
         s.beta_slow = read_float(file, prefix + "yarn_beta_slow", 1e-3F, 1e6F, 1.0F);
+        s.log_multiplier = read_float(file, prefix + "yarn_log_multiplier", 0.0F, 1e3F, 0.0F);
     }
     return s;
 }
@@ -119,12 +121,25 @@ Rope make_rope(double base, int n_rot, const Scaling& s, const std::vector<doubl
         rope.ggml_factors[at] = static_cast<float>(plain / freq);
     }
     if (s.type == "yarn") {
-        rope.mscale = static_cast<float>(s.attn_factor * (s.factor <= 1.0 ? 1.0 : 1.0 + 0.1 * std::log(s.factor)));
+        // the multiplier takes growth from keys; with MLA all of it, and gives it to scores
+        const bool grows = s.factor > 1.0 && !(hparams.has_mla() && s.log_multiplier > 0.0);
+        const double growth = grows ? 0.1 * std::log(s.factor) : 0.0;
+        rope.mscale = static_cast<float>(s.attn_factor * (1.0 + growth) / (1.0 + s.log_multiplier * growth));
     }
     return rope;
 }
 
 }  // namespace
+
+// As libllama has it: without a multiplier scores grow as keys do, beside these.
+float read_mla_scale(const GgufFile& file, const HParams& hparams) {
+    const double plain = 1.0 / std::sqrt(static_cast<double>(hparams.mla.query()));
+    const Scaling s = read_scaling(file, hparams);
+    if (s.type != "yarn") return static_cast<float>(plain);
+    const double multiplier = s.log_multiplier > 0.0 ? s.log_multiplier : 0.1;
+    const double growth = s.attn_factor * (s.factor > 1.0 ? 1.0 + multiplier * std::log(s.factor) : 1.0);
+    return static_cast<float>(plain * growth * growth);
+}
 
 Ropes read_ropes(const GgufFile& file, const HParams& hparams, int n_ctx) {
     const bool is_rotary = hparams.block.position == Position::rope;

@@ -27,6 +27,9 @@ struct Ropes {
     const Rope& of(int il) const { return tables[of_layer[static_cast<size_t>(il)]]; }
 };
 
+// Factor of scores in a model with MLA: 1/sqrt of a head's key length, and what YaRN makes of it.
+float read_mla_scale(const GgufFile& file, const HParams& hparams);
+
 // n_ctx: the served context; it decides the base of dynamic NTK and the long or short factors of longrope.
 Ropes read_ropes(const GgufFile& file, const HParams& hparams, int n_ctx);
 

@@ -1,5 +1,5 @@
-// A GGUF as one file, or as NAME-00001-of-0000N.gguf and its fellows (llama.cpp's split): split.no from 0, split.count, and in the
-// first part split.tensors.count.
+// A GGUF as one file, or as the parts NAME-00001-of-0000N.gguf, … that llama.cpp splits it into: each has split.no, from 0, and split.count,
+// and the first has split.tensors.count.
 #include <algorithm>
 #include <filesystem>
 #include <regex>

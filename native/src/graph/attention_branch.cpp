@@ -20,13 +20,13 @@ bool AttentionBranch::expands_keys(int il) const {
     return path != KPath::rebuild && path != KPath::value &&
            !from_.model.layers()[static_cast<size_t>(il)].k_b.empty() && from_.shape.on_gpu && from_.shape.fused &&
            from_.exact == nullptr && from_.shape.n_tokens >= least_expanded_tokens &&
-           !in_blocks(from_.cache.rows().k_layout(from_.cache.placement().middle(), il));
+           !in_token_blocks(from_.cache.rows().k_layout(from_.cache.placement().middle(), il));
 }
 
 void AttentionBranch::describe(LatentAttnParams& p, int il) const {
-    p.n_head = h_.n_head;
+    p.n_head = h_.heads_of(il).n_head;
     p.n_kv = h_.heads_of(il).n_kv;
-    p.head_dim = h_.heads_of(il).head_dim;
+    p.head_dim = h_.has_mla() ? spec_of(il).mla_rank() : h_.heads_of(il).head_dim;
     p.k_group = p.v_group = 1;
     p.scale = h_.attention_scale(il);
     p.softcap = h_.block.attention_softcap;
@@ -68,15 +68,15 @@ void AttentionBranch::describe_latents(LatentAttnParams& p, const LayerCacheSpec
         p.k_b = layer.k_b.data();
         p.k_rank_max = spec.k.rank_max();
     }
-    if (spec.key_of_value()) {
+    if (spec.rebuilds_key_of_value()) {
         p.k_group = spec.v.group;
         p.k_b = layer.v_b.data();
         p.k_rank_max = spec.v.rank_max();
     }
-    if (spec.k_path == KPath::rebuild || spec.key_of_value()) {
+    if (spec.k_path == KPath::rebuild || spec.rebuilds_key_of_value()) {
         describe_rebuild(p, il);
     }
-    if (spec.v_path == VPath::latent) {
+    if (spec.v_path == VPath::latent && !spec.is_mla()) {
         p.v_b = layer.v_b.data();
         p.v_rank_max = spec.v.rank_max();
     }
@@ -155,21 +155,29 @@ ggml_tensor* AttentionBranch::attended(const Reads& reads, int il) {
     return out;
 }
 
+// x [head_dim, n_head, n_tokens] times the gate of each number, or of each head.
+ggml_tensor* AttentionBranch::gated(ggml_tensor* x, ggml_tensor* gate) const {
+    const bool of_heads = ggml_nelements(gate) == x->ne[1] * x->ne[2];
+    gate = ggml_cont_3d(ctx_, gate, of_heads ? 1 : x->ne[0], x->ne[1], x->ne[2]);
+    return ggml_mul(ctx_, x, h_.block.gate == Gate::softplus ? ggml_softplus(ctx_, gate) : ggml_sigmoid(ctx_, gate));
+}
+
 ggml_tensor* AttentionBranch::output(ggml_tensor* x, ggml_tensor* gate, int il) const {
     const LayerWeights& layer = weights_of(il);
     const HeadShape& heads = h_.heads_of(il);
-    const int64_t hd = heads.head_dim;
+    const int64_t hd = h_.has_mla() ? h_.mla.n_value : heads.head_dim;
     const int64_t n_tokens = x->ne[2];
     const int kv = h_.rows_of(il);
     if (spec_of(kv).v_path == VPath::full) {
         x = ops_.rotate(x, from_.constants.hadamard_v);  // H is its own inverse
     } else if (ggml_tensor* const bias = weights_of(kv).attn_v_bias; bias != nullptr) {
-        x = ggml_reshape_4d(ctx_, x, hd, h_.n_head / heads.n_kv, heads.n_kv, n_tokens);
+        x = ggml_reshape_4d(ctx_, x, hd, heads.n_head / heads.n_kv, heads.n_kv, n_tokens);
         x = ggml_add(ctx_, x, ggml_reshape_3d(ctx_, bias, hd, 1, heads.n_kv));
     }
-    x = ggml_reshape_2d(ctx_, x, hd * h_.n_head, n_tokens);
-    if (gate != nullptr) x = ggml_mul(ctx_, x, ggml_sigmoid(ctx_, ggml_cont_2d(ctx_, gate, x->ne[0], n_tokens)));
-    return ops_.linear(x, layer.attn_output, layer.attn_output_bias);
+    if (h_.has_mla()) x = projections_.mla_values(x, layer);
+    if (gate != nullptr) x = gated(ggml_reshape_3d(ctx_, x, hd, heads.n_head, n_tokens), gate);
+    return ops_.linear(ggml_reshape_2d(ctx_, x, hd * heads.n_head, n_tokens), layer.attn_output,
+                       layer.attn_output_bias);
 }
 
 ggml_tensor* AttentionBranch::build(ggml_tensor* x, int il) {
@@ -178,8 +186,10 @@ ggml_tensor* AttentionBranch::build(ggml_tensor* x, int il) {
     const bool split = is_own && from_.cache.rows().is_full(0, il);
     ops_.held(x);
     const Heads heads = projections_.heads(x, il);
-    ggml_tensor* const q =
-        spec.k_path == KPath::full ? ops_.held(ops_.rotate(heads.q, from_.constants.hadamard_k)) : heads.q;
+    const bool full_row = spec.is_mla() && spec.v_path == VPath::full;
+    ggml_tensor* const q = spec.k_path == KPath::full ? ops_.held(ops_.rotate(heads.q, from_.constants.hadamard_k))
+                           : full_row                 ? ops_.held(ops_.rotate(heads.q, from_.constants.hadamard_v))
+                                                      : heads.q;
     Rows rows;
     if (split) {
         rows.full = projections_.full_rows(heads, spec);

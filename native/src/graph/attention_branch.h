@@ -31,7 +31,7 @@ public:
           ops_(ops),
           ctx_(ops.context()),
           graph_(graph),
-          projections_(ops, from.model, from.ropes, from.constants, graph.positions),
+          projections_(ops, from.model, from.ropes, from.constants, graph.positions, graph.temperatures),
           stored_(static_cast<size_t>(h_.n_layer), nullptr) {}
 
     // x: the normed input [n_embd, n_tokens]. Returns the branch before the residual, and adds nodes that write rows.
@@ -54,6 +54,7 @@ private:
     Reads read_cache(ggml_tensor* q, const Rows& rows, int il);
     Reads read_exact(ggml_tensor* q, const Rows& rows, const Heads& heads, int il);
     ggml_tensor* attended(const Reads& reads, int il);
+    ggml_tensor* gated(ggml_tensor* x, ggml_tensor* gate) const;
     ggml_tensor* output(ggml_tensor* attended, ggml_tensor* gate, int il) const;
 
     // Whether queries stay in their heads' space and E_q turns latents into keys. For many queries this is less work than products

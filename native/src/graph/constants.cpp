@@ -42,6 +42,8 @@ int hadamard_block(const HParams& h, bool value_side) {
     // K: the largest power of two that divides head_dim in every layer; V: at most 64, where smaller measured better in llama.cpp (PR 21038)
     int largest = 1 << 30;
     for (const HeadShape& heads : h.heads) largest = std::min(largest, heads.head_dim & -heads.head_dim);
+    if (h.has_mla())
+        largest = std::min(largest, h.mla.n_rot & -h.mla.n_rot);  // so that no block has channels of both parts
     return value_side ? std::min(64, largest) : largest;
 }
 

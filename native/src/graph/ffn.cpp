@@ -1,13 +1,14 @@
 #include "graph/ffn.h"
 
 #include <cmath>
+#include <limits>
 
 namespace lkv {
 namespace {
 
 constexpr float oai_alpha = 1.702F;
 constexpr float oai_limit = 7.0F;
-constexpr int own_nodes = 36;  // without those that add experts up
+constexpr int own_nodes = 52;  // without those that add experts up
 
 }  // namespace
 
@@ -77,18 +78,47 @@ ggml_tensor* scales_of(ggml_context* ctx, ggml_tensor* scale, ggml_tensor* chose
     return ggml_get_rows(ctx, every, chosen);
 }
 
+// Scores [n_expert, n_tokens], -inf in all groups but each token's best ones.
+ggml_tensor* of_best_groups(ggml_context* ctx, const HParams& h, ggml_tensor* scores) {
+    const ExpertRouting& routing = h.routing;
+    const int64_t n_tokens = scores->ne[1];
+    const int64_t n_groups = routing.n_groups;
+    const int n_best = routing.scores == ExpertRouting::Scores::sigmoid ? 2 : 1;
+    ggml_tensor* const groups = ggml_reshape_3d(ctx, scores, h.n_expert / n_groups, n_groups, n_tokens);
+    ggml_tensor* const best = ggml_argsort_top_k(ctx, groups, n_best);  // [n_best, n_groups, n_tokens]
+    ggml_tensor* of_groups =
+        ggml_get_rows(ctx, ggml_reshape_4d(ctx, groups, 1, groups->ne[0], n_groups, n_tokens), best);
+    of_groups = ggml_sum_rows(ctx, ggml_reshape_3d(ctx, of_groups, n_best, n_groups, n_tokens));
+    of_groups = ggml_reshape_2d(ctx, of_groups, n_groups, n_tokens);
+    ggml_tensor* const chosen = ggml_argsort_top_k(ctx, of_groups, routing.n_groups_used);
+    ggml_tensor* const kept = ggml_get_rows(ctx, groups, chosen);  // [n_expert / n_groups, n_groups_used, n_tokens]
+    ggml_tensor* const none = ggml_fill(ctx, groups, -std::numeric_limits<float>::infinity());
+    return ggml_reshape_2d(ctx, ggml_set_rows(ctx, none, kept, chosen), h.n_expert, n_tokens);
+}
+
 Routing route(ggml_context* ctx, const HParams& h, const LayerWeights& layer, ggml_tensor* x) {
+    using Scores = ExpertRouting::Scores;
     const int64_t n_tokens = x->ne[1];
     ggml_tensor* scores = linear(ctx, layer.ffn_gate_inp, layer.ffn_gate_inp_bias, x);  // [n_expert, n_tokens]
-    // weights that are divided by their sum are the softmax over the chosen ones alone
-    const bool late = h.block.expert_norm;
-    if (!late) scores = ggml_soft_max(ctx, scores);
-    ggml_tensor* const chosen = ggml_argsort_top_k(ctx, scores, h.n_expert_used);
+    const bool groups = h.routing.n_groups_used < h.routing.n_groups;
+    // a softmax whose weights are divided by their sum is that over the chosen ones alone
+    const bool late = h.routing.scores == Scores::softmax_of_chosen ||
+                      (h.routing.scores == Scores::softmax && h.block.expert_norm && layer.expert_bias == nullptr);
+    if (h.routing.scores == Scores::sigmoid) {
+        scores = ggml_sigmoid(ctx, scores);
+    } else if (!late) {
+        scores = ggml_soft_max(ctx, scores);
+    }
+    ggml_tensor* ranked = layer.expert_bias == nullptr ? scores : ggml_add(ctx, scores, layer.expert_bias);
+    if (groups) ranked = of_best_groups(ctx, h, ranked);
+    ggml_tensor* const chosen = ggml_argsort_top_k(ctx, ranked, h.n_expert_used);
     ggml_tensor* weights = ggml_get_rows(ctx, ggml_reshape_3d(ctx, scores, 1, h.n_expert, n_tokens), chosen);
-    if (late) {
-        weights = ggml_soft_max(ctx, ggml_reshape_2d(ctx, weights, h.n_expert_used, n_tokens));
+    if (late || h.block.expert_norm) {
+        weights = ggml_reshape_2d(ctx, weights, h.n_expert_used, n_tokens);
+        weights = late ? ggml_soft_max(ctx, weights) : ggml_div(ctx, weights, ggml_sum_rows(ctx, weights));
         weights = ggml_reshape_3d(ctx, weights, 1, h.n_expert_used, n_tokens);
     }
+    if (h.routing.scale != 1.0F) weights = ggml_scale(ctx, weights, h.routing.scale);
     if (layer.expert_scale != nullptr) weights = ggml_mul(ctx, weights, scales_of(ctx, layer.expert_scale, chosen));
     return {chosen, weights};
 }
@@ -149,7 +179,7 @@ int ffn_nodes(const HParams& h) {
 ggml_tensor* ffn(ggml_context* ctx, ggml_cgraph* nodes, const HParams& h, const LayerWeights& layer, ggml_tensor* x,
                  ggml_tensor* hidden) {
     const BlockDescription& block = h.block;
-    if (block.ffn == Ffn::experts) {
+    if (block.ffn == Ffn::experts && layer.ffn_gate_inp != nullptr) {
         ggml_tensor* const chosen = experts(ctx, nodes, h, layer, x, x);
         return layer.shared_up == nullptr ? chosen : ggml_add(ctx, chosen, shared_expert(ctx, h, layer, x));
     }

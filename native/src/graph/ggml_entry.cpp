@@ -26,7 +26,7 @@ void run_store(ggml_tensor* dst, int ith, int nth, void* userdata) {
             write_row(node.cache->rows().v_layout(to.region, node.row_layer), row,
                       node.cache->rows().v_row(to.region, node.row_layer, to.slot));
         } else if (const RowLayout& layout = node.cache->rows().k_layout(to.region, node.row_layer);
-                   in_blocks(layout)) {
+                   in_token_blocks(layout)) {
             std::copy_n(row, layout.width, batch.k_staged + int64_t{token} * layout.width);
         } else {
             write_row(layout, row, node.cache->rows().k_row(to.region, node.row_layer, to.slot));

@@ -92,6 +92,7 @@ ggml_tensor* Builder::begin() {
     if (learned || has_rope()) {
         graph_.positions = input(GGML_TYPE_I32, n_tokens, 1, "positions");
     }
+    if (h_.temperature_scale > 0.0F) graph_.temperatures = input(GGML_TYPE_F32, n_tokens, 1, "temperatures");
     if (h_.n_embd_layer > 0) make_token_parts(embedded());
     if (has_recurrence()) {
         graph_.states_from = input(GGML_TYPE_I32, shape_.n_seqs, 1, "states_from");

@@ -11,7 +11,7 @@
 #include "ggml-cpp.h"
 #include "graph/constants.h"
 #include "graph/ggml_entry.h"
-#include "graph/reference.h"
+#include "graph/reference/reference.h"
 #include "model/model.h"
 
 namespace lkv {
@@ -26,10 +26,11 @@ struct Graph {
     ggml_tensor* embeddings = nullptr;  // f32 [n_embd, n_tokens], there instead: the host looks the rows up
     ggml_tensor* layer_embeddings =
         nullptr;  // f32 [n_embd_layer · n_layer, n_tokens], null where tokens bring nothing to layers
-    ggml_tensor* hidden_in = nullptr;   // f32 [n_embd, n_tokens], null in a graph that begins with the embedding
-    ggml_tensor* hidden_out = nullptr;  // f32 [n_embd, n_tokens], null in a graph that ends with the last layer
-    ggml_tensor* positions = nullptr;   // i32 [n_tokens], null where no op reads them
-    ggml_tensor* out_ids = nullptr;     // i32 [n_outputs], null when every token is wanted
+    ggml_tensor* hidden_in = nullptr;     // f32 [n_embd, n_tokens], null in a graph that begins with the embedding
+    ggml_tensor* hidden_out = nullptr;    // f32 [n_embd, n_tokens], null in a graph that ends with the last layer
+    ggml_tensor* positions = nullptr;     // i32 [n_tokens], null where no op reads them
+    ggml_tensor* temperatures = nullptr;  // f32 [n_tokens], factors of queries, null where queries have none
+    ggml_tensor* out_ids = nullptr;       // i32 [n_outputs], null when every token is wanted
     ggml_tensor* states_from =
         nullptr;  // i32 [n_seqs], slots that recurrent layers read, null where the graph has none
     ggml_tensor* states_to =

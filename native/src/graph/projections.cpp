@@ -37,14 +37,14 @@ Heads Projections::packed(ggml_tensor* x, const LayerWeights& layer, const HeadS
         return ops_.held(ggml_cont(ctx_, ggml_view_3d(ctx_, qkv, shape.head_dim, heads, x->ne[1], width, qkv->nb[1],
                                                       static_cast<size_t>(first) * width)));
     };
-    return {cut(h_.n_head, 0), cut(shape.n_kv, h_.n_head), cut(shape.n_kv, h_.n_head + shape.n_kv)};
+    return {cut(shape.n_head, 0), cut(shape.n_kv, shape.n_head), cut(shape.n_kv, shape.n_head + shape.n_kv)};
 }
 
 // Queries, and what their projection makes beside them: per head Q and then the gate.
-void Projections::cut_gate(ggml_tensor* both, int64_t head_dim, Heads& heads) const {
-    const size_t width = static_cast<size_t>(head_dim) * sizeof(float);
+void Projections::cut_gate(ggml_tensor* both, const HeadShape& shape, Heads& heads) const {
+    const size_t width = static_cast<size_t>(shape.head_dim) * sizeof(float);
     const auto half = [&](size_t first) {
-        return ggml_view_3d(ctx_, both, head_dim, h_.n_head, both->ne[1], 2 * width, both->nb[1], first);
+        return ggml_view_3d(ctx_, both, shape.head_dim, shape.n_head, both->ne[1], 2 * width, both->nb[1], first);
     };
     heads.q = ops_.held(ggml_cont(ctx_, half(0)));
     heads.gate = half(width);
@@ -62,9 +62,9 @@ Heads Projections::apart(ggml_tensor* x, const LayerWeights& layer, const LayerC
     ggml_tensor* const k_bias = raw_keys(spec) ? raw_bias : layer.attn_k_bias;
     Heads found;
     if (h_.block.output_gate) {
-        cut_gate(ops_.held(ops_.linear(x, layer.attn_q, layer.attn_q_bias)), shape.head_dim, found);
+        cut_gate(ops_.held(ops_.linear(x, layer.attn_q, layer.attn_q_bias)), shape, found);
     } else {
-        found.q = project(layer.attn_q, layer.attn_q_bias, h_.n_head);
+        found.q = project(layer.attn_q, layer.attn_q_bias, shape.n_head);
     }
     if (layer.value_of_key) {
         found.v = project(layer.attn_k, nullptr, shape.n_kv);
@@ -81,9 +81,11 @@ Heads Projections::apart(ggml_tensor* x, const LayerWeights& layer, const LayerC
 Heads Projections::heads(ggml_tensor* x, int il) const {
     const LayerWeights& layer = model_.layers()[static_cast<size_t>(il)];
     const LayerCacheSpec& spec = model_.cache_spec().layers[static_cast<size_t>(il)];
+    if (h_.has_mla()) return mla_heads(x, layer, spec, il);
     const bool raw = raw_keys(spec);
     Heads found =
         layer.attn_qkv != nullptr ? packed(x, layer, h_.heads_of(il)) : apart(x, layer, spec, h_.heads_of(il));
+    if (layer.attn_gate != nullptr) found.gate = ggml_mul_mat(ctx_, layer.attn_gate, x);
     if (layer.attn_q_norm_whole != nullptr) {
         found.q = normed_whole(found.q, layer.attn_q_norm_whole, nullptr);
     }
@@ -95,6 +97,9 @@ Heads Projections::heads(ggml_tensor* x, int il) const {
     }
     if (layer.attn_q_norm != nullptr) {
         found.q = ops_.norm(found.q, layer.attn_q_norm, nullptr);
+    }
+    if (temperatures_ != nullptr) {
+        found.q = ops_.held(ggml_mul(ctx_, found.q, ggml_reshape_3d(ctx_, temperatures_, 1, 1, temperatures_->ne[0])));
     }
     found.q = ops_.held(rope(found.q, il));
     if (found.k != nullptr && !raw) {
@@ -161,12 +166,47 @@ BatchRows Projections::latent_rows(ggml_tensor* x, const Heads& heads, const Lay
                            : spec.k_path == KPath::full
                                ? ops_.held(ops_.rotate(heads.k, constants_.hadamard_k))
                                : encoded(heads.k, layer.attn_k_e, layer.attn_k_a, layer.attn_k_a_bias, spec.k);
-    ggml_tensor* const v = spec.v_path == VPath::full
-                               ? ops_.held(ops_.rotate(heads.v, constants_.hadamard_v))
+    ggml_tensor* const v = spec.v_path == VPath::full ? ops_.held(ops_.rotate(heads.v, constants_.hadamard_v))
+                           : spec.is_mla()
+                               ? heads.v
                                : encoded(heads.v, layer.attn_v_e, layer.attn_v_a, layer.attn_v_a_bias, spec.v);
     // a store node has two sources; of keys that V's rows make it writes nothing
     ggml_tensor* const v_rows = ops_.as_rows(v, x->ne[1]);
     return {k == nullptr ? v_rows : ops_.as_rows(k, x->ne[1]), v_rows};
+}
+
+// Multi-head latent attention as attention of one KV head: queries are taken to the cached latent, and what they read of it to values.
+Heads Projections::mla_heads(ggml_tensor* x, const LayerWeights& layer, const LayerCacheSpec& spec, int il) const {
+    const MlaWeights& w = layer.mla;
+    const MlaSizes& sizes = h_.mla;
+    const int64_t n_tokens = x->ne[1];
+    // channels `first` and on of every vector of `of`, as many as n
+    const auto cut = [&](ggml_tensor* of, int64_t n, int64_t first) {
+        return ggml_cont(ctx_, ggml_view_3d(ctx_, of, n, of->ne[1], n_tokens, of->nb[1], of->nb[2],
+                                            static_cast<size_t>(first) * sizeof(float)));
+    };
+    ggml_tensor* q = w.q != nullptr
+                         ? ops_.linear(x, w.q, nullptr)
+                         : ops_.linear(ops_.norm(ops_.linear(x, w.q_a, nullptr), w.q_a_norm, nullptr), w.q_b, nullptr);
+    q = ggml_reshape_3d(ctx_, q, sizes.query(), h_.n_head, n_tokens);
+    ggml_tensor* const q_rot = rope(cut(q, sizes.n_rot, sizes.n_key), il);
+    ggml_tensor* const q_key = swapped(ctx_, cut(q, sizes.n_key, 0));  // [n_key, n_tokens, n_head]
+    ggml_tensor* const absorbed = swapped(ctx_, ggml_mul_mat(ctx_, w.k_b, q_key));
+
+    ggml_tensor* const row = ggml_reshape_3d(ctx_, ops_.linear(x, w.kv_a, nullptr), sizes.row(), 1, n_tokens);
+    ggml_tensor* const k_rot = rope(cut(row, sizes.n_rot, sizes.kv_rank), il);
+    ggml_tensor* latent = ops_.norm(cut(row, sizes.kv_rank, 0), w.kv_a_norm, nullptr);
+    latent = with_bias(latent, layer.attn_v_e_bias);
+    if (spec.v_path == VPath::latent) latent = ops_.linear(latent, layer.attn_v_e, nullptr);
+    Heads found;
+    found.q = ggml_concat(ctx_, q_rot, absorbed, 0);
+    found.v = ggml_concat(ctx_, k_rot, latent, 0);
+    return found;
+}
+
+ggml_tensor* Projections::mla_values(ggml_tensor* x, const LayerWeights& layer) const {
+    ggml_tensor* const values = ggml_mul_mat(ctx_, layer.mla.v_b, swapped(ctx_, x));  // [n_value, n_tokens, n_head]
+    return swapped(ctx_, values);
 }
 
 }  // namespace lkv

@@ -9,29 +9,35 @@
 namespace lkv {
 
 // [head_dim, heads, n_tokens]: the queries and, if available, K and V. K is full: after bias, norm and RoPE, or before all
-// three if that is what rows hold.
+// three if that is what rows hold. With MLA: queries of rows, and V's rows.
 struct Heads {
     ggml_tensor* q = nullptr;
     ggml_tensor* k = nullptr;
     ggml_tensor* v = nullptr;
-    ggml_tensor* gate = nullptr;  // of the output, before its sigmoid, not contiguous; null: there is none
+    // Of the output, before its sigmoid or softplus: of each number, not contiguous, or of heads [n_head, n_tokens]; null: there is none.
+    ggml_tensor* gate = nullptr;
 };
 
 class Projections {
 public:
-    // positions: i32 [n_tokens], null if no layer has RoPE. All arguments must outlive this.
+    // positions: i32 [n_tokens], null if no layer has RoPE; temperatures: f32 [n_tokens], null if queries have none. All arguments
+    // must outlive this.
     Projections(const LayerOps& ops, const Model& model, const Ropes& ropes, const GraphConstants& constants,
-                ggml_tensor* positions)
+                ggml_tensor* positions, ggml_tensor* temperatures)
         : ops_(ops),
           ctx_(ops.context()),
           model_(model),
           h_(model.hparams()),
           ropes_(ropes),
           constants_(constants),
-          positions_(positions) {}
+          positions_(positions),
+          temperatures_(temperatures) {}
 
     // x: the normed input [n_embd, n_tokens].
     Heads heads(ggml_tensor* x, int il) const;
+
+    // With MLA: what heads read of the cached latent, as their values. [rank, n_head, n_tokens] -> [n_value, n_head, n_tokens]
+    ggml_tensor* mla_values(ggml_tensor* x, const LayerWeights& layer) const;
 
     // q' = E_q[j(h)] q: [head_dim, n_head, n_tokens] -> [rank_k max, n_head, n_tokens]
     ggml_tensor* project(ggml_tensor* q, const LayerWeights& layer) const;
@@ -46,7 +52,8 @@ public:
 
 private:
     Heads packed(ggml_tensor* x, const LayerWeights& layer, const HeadShape& shape) const;
-    void cut_gate(ggml_tensor* both, int64_t head_dim, Heads& heads) const;
+    Heads mla_heads(ggml_tensor* x, const LayerWeights& layer, const LayerCacheSpec& spec, int il) const;
+    void cut_gate(ggml_tensor* both, const HeadShape& shape, Heads& heads) const;
     Heads apart(ggml_tensor* x, const LayerWeights& layer, const LayerCacheSpec& spec, const HeadShape& shape) const;
     // x [head_dim, heads, n_tokens], bias [head_dim·heads] or null
     ggml_tensor* with_bias(ggml_tensor* x, ggml_tensor* bias) const;
@@ -66,6 +73,7 @@ private:
     const Ropes& ropes_;
     const GraphConstants& constants_;
     ggml_tensor* positions_;
+    ggml_tensor* temperatures_;
 };
 
 }  // namespace lkv

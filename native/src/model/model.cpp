@@ -91,11 +91,16 @@ int Model::count_wanted_gpus() {
     return 0;
 }
 
+std::string Model::gpu_obstacle() const {
+    if (hparams_.shares_rows()) return "some read the K and V of others";
+    return hparams_.has_mla() ? "no kernel takes rows that are keys and values in one (MLA)" : "";
+}
+
 void Model::place_weights() {
     const auto free = [this](int gpu) { return describe_only() ? size_t{1} : gpu_bytes(gpu).free; };
     runs_ = place_layers(hparams_.n_layer, options_.gpu, count_wanted_gpus(), free);
-    if (on_gpu() && hparams_.shares_rows()) {
-        fail("-ngl", "expected all layers on the CPU (-ngl 0), as some read the K and V of others; got ",
+    if (on_gpu() && !gpu_obstacle().empty()) {
+        fail("-ngl", "expected all layers on the CPU (-ngl 0), as ", gpu_obstacle(), "; got ",
              options_.gpu.n_gpu_layers);
     }
     if (!on_one_device() && hparams_.n_embd_layer > 0) {

@@ -33,12 +33,13 @@ public:
           wq_(hparams.width_q(il)),
           n_ff_(hparams.n_ffs.empty() ? 0 : hparams.n_ffs[static_cast<size_t>(il)]),
           attends_(hparams.attends(il)),
+          has_experts_(hparams.has_experts(il)),
           blk_("blk." + std::to_string(il) + ".") {}
 
     LayerWeights load() {
         load_norms();
         attends_ ? load_attention() : load_recurrence();
-        h_.n_expert > 0 ? load_experts() : load_ffn();
+        has_experts_ ? load_experts() : load_ffn();
         if (h_.block.ffn == Ffn::gated_and_experts) load_beside_experts();
         return std::move(l_);
     }
@@ -55,15 +56,18 @@ private:
     }
 
     void load_attention() {
+        if (h_.has_mla()) return load_mla();
         load_projections();
         load_sinks();
         load_keys();
         load_values();
     }
+    void load_mla();
     void load_recurrence() { l_.delta_net = load_delta_net(tensors_, h_.delta_net, h_.n_embd, blk_); }
     void load_projections();
     void load_value_projection();
     void load_head_norm(const char* role, int64_t n_heads, ggml_tensor*& of_each, ggml_tensor*& whole) const;
+    void load_gate();
     void load_sinks();
     void load_keys();
     void load_values();
@@ -79,6 +83,7 @@ private:
     const int64_t wq_;  // of all queries
     const int64_t n_ff_;
     const bool attends_;
+    const bool has_experts_;
     const std::string blk_;
     LayerWeights l_;
 };
@@ -107,10 +112,20 @@ void Loader::load_projections() {
     if (l_.value_of_key && (is_full_key() || spec_.key_of_value()) && l_.attn_k_bias != nullptr) {
         fail("gguf", "expected no bias of K, of which V is made; got a tensor ", blk_, "attn_k.bias");
     }
-    load_head_norm("attn_q_norm.weight", h_.n_head, l_.attn_q_norm, l_.attn_q_norm_whole);
+    load_gate();
+    load_head_norm("attn_q_norm.weight", heads_.n_head, l_.attn_q_norm, l_.attn_q_norm_whole);
     load_head_norm("attn_k_norm.weight", heads_.n_kv, l_.attn_k_norm, l_.attn_k_norm_whole);
     l_.attn_output = need("attn_output.weight", {wq, d});
     l_.attn_output_bias = optional("attn_output.bias", {d});
+}
+
+void Loader::load_mla() {
+    l_.mla = lkv::load_mla(tensors_, h_.mla, h_.n_embd, h_.n_head, spec_.mla_rank(), blk_);
+    l_.attn_output = need("attn_output.weight", {int64_t{h_.n_head} * h_.mla.n_value, h_.n_embd});
+    l_.attn_output_bias = optional("attn_output.bias", {h_.n_embd});
+    if (spec_.v_path != VPath::latent) return;
+    l_.attn_v_e = need("attn_v_e.weight", {h_.mla.kv_rank, spec_.mla_rank()});
+    l_.attn_v_e_bias = optional("attn_v_e.bias", {h_.mla.kv_rank});
 }
 
 void Loader::load_value_projection() {
@@ -135,8 +150,16 @@ void Loader::load_head_norm(const char* role, int64_t n_heads, ggml_tensor*& of_
     }
 }
 
+// Of every head, or of each of its numbers.
+void Loader::load_gate() {
+    if (h_.block.gate == Gate::none) return;
+    const ggml_tensor* const found = tensors_.find(blk_ + "attn_gate.weight");
+    const bool of_heads = found != nullptr && found->ne[1] == heads_.n_head;
+    l_.attn_gate = need("attn_gate.weight", {h_.n_embd, of_heads ? heads_.n_head : wq_});
+}
+
 void Loader::load_sinks() {
-    l_.attn_sinks = optional("attn_sinks.weight", {h_.n_head});
+    l_.attn_sinks = optional("attn_sinks.weight", {heads_.n_head});
     if (l_.attn_sinks == nullptr) return;
     l_.sinks = to_floats(l_.attn_sinks);
     if (spec_.v_path == VPath::latent && l_.attn_v_bias != nullptr) {
@@ -230,6 +253,7 @@ void Loader::load_experts() {
     const int64_t n = h_.n_expert;
     l_.ffn_gate_inp = need("ffn_gate_inp.weight", {d, n});
     l_.ffn_gate_inp_bias = optional("ffn_gate_inp.bias", {n});
+    l_.expert_bias = optional("exp_probs_b.bias", {n});
     l_.ffn_up = optional("ffn_gate_up_exps.weight", {d, 2 * ff, n});
     if (l_.ffn_up == nullptr) {
         l_.ffn_gate = need("ffn_gate_exps.weight", {d, ff, n});
@@ -266,7 +290,7 @@ void Loader::load_beside_experts() {
 void Loader::load_ffn() {
     const int64_t d = h_.n_embd;
     const int64_t ff = n_ff_;
-    const bool is_gated = h_.block.ffn == Ffn::gated;
+    const bool is_gated = h_.block.ffn != Ffn::plain;
     const bool packed_up = is_gated && tensors_.find(blk_ + "ffn_gate.weight") == nullptr;
     if (packed_up && h_.block.activation == Activation::swiglu_oai) {
         fail("gguf", "expected a tensor ", blk_, "ffn_gate.weight; got none");

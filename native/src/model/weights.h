@@ -9,6 +9,7 @@
 #include "ggml.h"
 #include "model/delta_net_weights.h"
 #include "model/file_tensors.h"
+#include "model/mla_weights.h"
 
 namespace lkv {
 
@@ -35,6 +36,7 @@ struct LayerWeights {
     ggml_tensor* attn_sinks = nullptr;         // [n_head], sink logits
     ggml_tensor* attn_output = nullptr;        // [n_head·head_dim, n_embd]
     ggml_tensor* attn_output_bias = nullptr;
+    ggml_tensor* attn_gate = nullptr;       // [n_embd, n_head] or [n_embd, n_head·head_dim], block.gate
     ggml_tensor* attn_post_norm = nullptr;  // [n_embd], norm of the branch's output
 
     ggml_tensor* attn_k_a = nullptr;  // [n_embd, Σ rank_k]
@@ -49,12 +51,14 @@ struct LayerWeights {
     ggml_tensor* attn_v_e_bias = nullptr;
     ggml_tensor* attn_v_b = nullptr;  // [rank_v max, w]
 
+    MlaWeights mla;             // in place of Q, K and V and their factors, but for attn_v_e
     DeltaNetWeights delta_net;  // in place of all those but the norms, in a layer that does not attend
 
     ggml_tensor* ffn_norm = nullptr;  // absent in parallel blocks, or as attn_norm
     ggml_tensor* ffn_norm_bias = nullptr;
     ggml_tensor* ffn_gate_inp = nullptr;  // [n_embd, n_expert], the router of experts
     ggml_tensor* ffn_gate_inp_bias = nullptr;
+    ggml_tensor* expert_bias = nullptr;  // [n_expert], added to scores before experts are chosen, not to weights
     // [n_embd, n_ff], with experts [n_embd, n_ff, n_expert]; absent in a gated FFN: ffn_up holds [gate | up]
     ggml_tensor* ffn_gate = nullptr;
     ggml_tensor* ffn_gate_bias = nullptr;

@@ -42,7 +42,7 @@ void check_latent_attn(const LatentAttnParams& p) {
     for (int r = 0; r < p.n_regions; r++) {
         check_rows(p.regions[r].k, p.n_kv / p.k_group, p.rebuilds() ? p.k_rank_max : p.q_width, "K");
         check_rows(p.regions[r].v, p.n_kv / p.v_group, p.v_b != nullptr ? p.v_rank_max : p.head_dim, "V");
-        require(!in_blocks(p.regions[r].v), "single rows of V", "blocks");
+        require(!in_token_blocks(p.regions[r].v), "single rows of V", "blocks");
     }
 }
 

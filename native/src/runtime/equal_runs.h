@@ -10,8 +10,8 @@ namespace lkv {
 struct EqualRuns {
     size_t n_tokens = 0;
     int n_seqs = 1;
-    // Whether what follows may begin anew behind these tokens: at a prompt's end, and a little before, where the next prompt of a
-    // conversation often differs (the beginning of an answer is written in another way than the whole of it).
+    // Whether later prompts may go on from here: at a prompt's end, and a little before it, as the next prompt of a conversation often
+    // differs there (templates write the beginning of an answer in another way than a whole answer).
     bool ends_prompt = false;
 
     size_t n_each() const { return n_tokens / static_cast<size_t>(n_seqs); }

@@ -26,7 +26,7 @@ size_t hidden_bytes(const Model& model, size_t n_tokens) {
 
 size_t staged_bytes(const KvCache& cache, int layer, size_t n_tokens) {
     const RowLayout& layout = cache.rows().k_layout(cache.placement().middle(), layer);
-    return in_blocks(layout) ? n_tokens * static_cast<size_t>(layout.width) * sizeof(float) : 0;
+    return in_token_blocks(layout) ? n_tokens * static_cast<size_t>(layout.width) * sizeof(float) : 0;
 }
 
 }  // namespace
@@ -35,6 +35,7 @@ std::string lazy_obstacle(const Model& model) {
     const HParams& h = model.hparams();
     if (h.shares_rows()) return "some layers share K and V";
     if (h.is_recurrent()) return "some layers are recurrent";
+    if (h.has_mla()) return "keys and values are one row";
     for (int il = 0; il < h.n_layer; il++) {
         const LayerCacheSpec& spec = model.cache_spec().layers[static_cast<size_t>(il)];
         const bool projected = spec.k_path == KPath::rebuild || spec.k_path == KPath::absorbed;
@@ -126,16 +127,16 @@ void StagedKeys::write(std::span<const SlotRef> targets) {
     // whole blocks, whose sequences may interleave
     std::sort(moves.begin(), moves.end(), [](const RowMove& a, const RowMove& b) { return a.to < b.to; });
     if (device_ != nullptr) {
-        device_->write_blocks(cache_, layer_, row(0), moves);
+        device_->write_token_blocks(cache_, layer_, row(0), moves);
         return;
     }
-    std::vector<float> block(block_slots * width_);
-    for (size_t first = 0; first < moves.size(); first += block_slots) {
-        for (size_t n = 0; n < block_slots; n++) {
+    std::vector<float> block(token_block_slots * width_);
+    for (size_t first = 0; first < moves.size(); first += token_block_slots) {
+        for (size_t n = 0; n < token_block_slots; n++) {
             std::copy_n(row(static_cast<size_t>(moves[first + n].from)), width_, &block[n * width_]);
         }
-        write_block(cache_.rows().k_layout(middle, layer_), block.data(),
-                    cache_.rows().k_row(middle, layer_, moves[first].to));
+        write_token_block(cache_.rows().k_layout(middle, layer_), block.data(),
+                          cache_.rows().k_row(middle, layer_, moves[first].to));
     }
 }
 

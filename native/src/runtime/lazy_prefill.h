@@ -1,6 +1,6 @@
 // Lazy prefill: a prompt attends to its own K and V as they are before compression, and its rows are compressed when they
 // are written. All ubatches pass one layer before any passes the next, so the peak is one layer's exact rows of the prompt
-// (f32; on a GPU f16, as which its kernels read them) beside its hidden states, which are the host's; and, where K lies in blocks, what
+// (f32; on a GPU f16, as which its kernels read them) beside its hidden states, which are the host's; and, where K lies in token blocks, what
 // waits to be written when the layer is through.
 #pragma once
 

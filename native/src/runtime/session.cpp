@@ -227,6 +227,11 @@ void Session::compute(PipelineStage& stage, std::span<const int32_t> tokens, std
     }
     stage.set_input(graph.tokens, tokens.data(), tokens.size_bytes());
     stage.set_input(graph.positions, pos.data(), pos.size_bytes());
+    if (graph.temperatures != nullptr) {
+        std::vector<float> factors;
+        for (const int32_t at : pos) factors.push_back(model_->hparams().temperature(at));
+        stage.set_input(graph.temperatures, factors.data(), factors.size() * sizeof(float));
+    }
     stage.set_input(graph.out_ids, out_ids.data(), out_ids.size_bytes());
     stage.set_input(graph.states_from, step_.from.data(), step_.from.size() * sizeof(int32_t));
     stage.set_input(graph.states_to, step_.to.data(), step_.to.size() * sizeof(int64_t));

@@ -35,7 +35,7 @@ public:
     const KvCacheOptions& options() const { return cache_.options(); }
     std::string implementation() const;
     Prefill prefill() const { return prefill_; }
-    bool can_rotate() const;  // whether there are full rows that kv_rotate is about
+    bool can_rotate() const;  // whether there are full rows that kv_rotate can rotate
 
     // Runs a batch in ubatches; logits of the tokens with output[i] != 0 go to `logits` [n_outputs, n_vocab] in batch order.
     // between_ubatches, when given, runs after each ubatch; it may throw to stop. What ran stays in the cache.
@@ -44,9 +44,9 @@ public:
     // Errors: Error for a token, position or sequence out of range, a non-increasing position, or too few free cells.
     void decode(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
                 std::span<const uint8_t> output, float* logits, const std::function<void()>& between_ubatches = {});
-    // The same without room for all logits: where those of a ubatch go is asked before it is computed. room(n): [n, n_vocab]
-    // n_ahead: so many of the last tokens, of one sequence, are guesses, which seq_rm may take back: no token leaves the
-    // recent window on their account. result: rows are logits, or states [n, n_embd].
+    // The same for callers without room for all logits: room(n) is asked for [n, n_vocab] floats before each ubatch.
+    // n_ahead: the last n_ahead tokens, of one sequence, are guesses that seq_rm may remove again: no token leaves the recent window
+    // because of them. result: rows are logits, or hidden states [n, n_embd].
     using ResultRoom = std::function<float*(size_t n)>;
     void decode(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
                 std::span<const uint8_t> output, const ResultRoom& room,

@@ -265,7 +265,7 @@ private:
             const int kept = dropped >= width ? 0 : std::max(16, width - dropped);
             const int first = kept / 32 * 16;
             if (!shape_.uniform && first > 0 && kept - first > 0 && format_width_multiple(format) <= 16) {
-                segments.push_back({Format::q8, first});
+                segments.push_back({format_scaled_by_row(format) ? Format::n8 : Format::q8, first});
                 segments.push_back({format, kept - first});
             } else if (kept > 0) {
                 segments.push_back({format, kept});
@@ -341,27 +341,27 @@ private:
             region->pos.push_back(used ? token_pos_[static_cast<size_t>(slots[i])] : (i % 2 ? -1 : 3));
             region->seq.push_back(used ? uint64_t{1} << token_seq_[static_cast<size_t>(slots[i])] : 0);
             if (!used) continue;
-            if (!in_blocks(k)) {
+            if (!in_token_blocks(k)) {
                 write_row(k, normals(k.width, 1.0).data(),
                           region->k_rows.data() + i * static_cast<size_t>(k.row_bytes));
             }
             write_row(v, normals(v.width, 1.0).data(), region->v_rows.data() + i * static_cast<size_t>(v.row_bytes));
         }
-        if (in_blocks(k)) write_blocks(k, slots.size(), region->k_rows);
+        if (in_token_blocks(k)) write_token_blocks(k, slots.size(), region->k_rows);
         return region;
     }
 
     // Whole blocks, as the cache writes them; slots that hold no token once did. Channels differ in spread and mean.
-    void write_blocks(const RowLayout& k, size_t n_slots, std::vector<uint8_t>& rows) {
-        const size_t n_blocks = (n_slots + block_slots - 1) / block_slots;
-        rows.assign(n_blocks * block_slots * static_cast<size_t>(k.row_bytes), 0xff);
+    void write_token_blocks(const RowLayout& k, size_t n_slots, std::vector<uint8_t>& rows) {
+        const size_t n_blocks = (n_slots + token_block_slots - 1) / token_block_slots;
+        rows.assign(n_blocks * token_block_slots * static_cast<size_t>(k.row_bytes), 0xff);
         for (size_t b = 0; b < n_blocks; b++) {
-            std::vector<float> x = normals(int64_t{block_slots} * k.width, 1.0);
+            std::vector<float> x = normals(int64_t{token_block_slots} * k.width, 1.0);
             for (size_t i = 0; i < x.size(); i++) {
                 const auto c = static_cast<float>(i % static_cast<size_t>(k.width) % 7);
                 x[i] = 0.2f * (c + 1.0f) * x[i] + 0.3f * (c - 3.0f);
             }
-            write_block(k, x.data(), rows.data() + b * block_slots * static_cast<size_t>(k.row_bytes));
+            write_token_block(k, x.data(), rows.data() + b * token_block_slots * static_cast<size_t>(k.row_bytes));
         }
     }
 
@@ -496,7 +496,7 @@ private:
         }
         if (sum == 0.0) return -INFINITY;
         for (int d = 0; d < p.head_dim; d++) out[d] /= sum;
-        if (perturb == Perturb::value) out[0] *= 1.01;
+        for (int d = 0; perturb == Perturb::value && d < 4; d++) out[d] *= 1.01;
         return max + std::log(sum);
     }
 

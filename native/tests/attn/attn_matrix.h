@@ -99,7 +99,7 @@ void wide_heads(Compare&& compare) {
 template <class Compare>
 void formats(Compare&& compare) {
     for (const Format format : all_formats) {
-        if (format_in_blocks(format)) continue;
+        if (format_in_token_blocks(format)) continue;
         for (const int n_tokens : {1, 2, 40}) {
             AttnShape s;
             s.name = std::string(format_name(format)) + ", " + std::to_string(n_tokens) + " tokens";
@@ -113,6 +113,52 @@ void formats(Compare&& compare) {
             s.k_rebuild = s.v_latent = true;
             s.k_ranks = {64, 32};
             s.v_ranks = {32, 96};
+            compare(s);
+        }
+    }
+}
+
+// Rows that begin with their scales, beside exact ones and alone: several widths of codes a group, several groups, dropped channels.
+template <class Compare>
+void scaled_rows(Compare&& compare) {
+    using enum Format;
+    using Group = std::vector<SegmentSpec>;
+    struct Rows {
+        const char* name;
+        Group k, v;
+    };
+    const Rows rows[] = {
+        {"n8 n4 n2 n1", {{n8, 32}, {n4, 48}, {n2, 16}, {n1, 32}}, {{n4, 32}, {n2, 48}, {n1, 16}}},
+        {"n2", {{n2, 112}, {none, 16}}, {{n2, 80}, {none, 16}}},
+        {"n6 n5 n3", {{n6, 48}, {n5, 16}, {n3, 32}, {none, 32}}, {{n5, 32}, {n3, 64}}},
+        {"n1", {{n1, 16}, {none, 112}}, {{n1, 16}, {none, 80}}},
+    };
+    unsigned seed = 700;
+    for (const Rows& of : rows) {
+        for (const int n_tokens : {1, 2, 7, 40}) {
+            AttnShape s;
+            s.n_kv = 4;
+            s.rep = seed % 2 == 0 ? 2 : 1;
+            s.k_group = s.v_group = 2;
+            s.k_ranks = {128, 128};
+            s.v_ranks = {96, 96};
+            s.k_rebuild = seed % 3 == 0;
+            s.v_latent = true;
+            s.k_rows = {{of.k, of.k}};
+            s.v_rows = {{of.v, of.v}};
+            if (seed % 4 != 0) {
+                s.k_formats = s.v_formats = {f16, f16, q8};
+                const Group exact_k = {{f16, 128}};
+                const Group exact_v = {{f16, 96}};
+                s.k_rows.insert(s.k_rows.begin(), 2, {exact_k, exact_k});
+                s.v_rows.insert(s.v_rows.begin(), 2, {exact_v, exact_v});
+            }
+            s.n_tokens = n_tokens;
+            s.n_past = 200;
+            s.permute = seed % 2 == 1;
+            s.n_seq = seed % 5 == 0 ? 2 : 1;
+            s.seed = seed++;
+            s.name = std::string(of.name) + " scaled by the row, " + std::to_string(n_tokens) + " tokens";
             compare(s);
         }
     }

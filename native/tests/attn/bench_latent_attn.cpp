@@ -92,8 +92,8 @@ std::vector<AttnShape> shapes(int depth) {
         s.n_past = depth;
         s.n_tokens = n_tokens;
         s.n_kv = 8;
-        for (const Format f :
-             {Format::f16, Format::q8_0, Format::q4_0, Format::q8, Format::q4, Format::q3, Format::q2}) {
+        for (const Format f : {Format::f16, Format::q8_0, Format::q4_0, Format::q8, Format::q4, Format::q3, Format::q2,
+                               Format::n8, Format::n4, Format::n3, Format::n2}) {
             s.k_formats = s.v_formats = {f};
             s.name = tokens + "full " + lkv::format_name(f) + ", 8 heads of 64";
             all.push_back(s);
@@ -137,6 +137,10 @@ std::vector<AttnShape> shapes(int depth) {
         s.v_rows = {{{{Format::q4, 32}, {Format::q2, 32}}}};
         s.name = tokens + "rotated 128/latent 64 of 192 plan";
         all.push_back(s);
+        s.k_rows = {{{{Format::n4, 64}, {Format::n1, 64}}}};
+        s.v_rows = {{{{Format::n4, 32}, {Format::n2, 32}}}};
+        s.name = tokens + "the same, scaled by the row";
+        all.push_back(s);
         AttnShape full = s;
         full.k_group = full.v_group = 1;
         full.k_ranks = full.v_ranks = {};
@@ -156,6 +160,12 @@ std::vector<AttnShape> shapes(int depth) {
         s.k_rows = {{k, k}};
         s.v_rows = {{v, v}};
         s.name = tokens + "rotated 512/latent 256 of 1024 plan";
+        all.push_back(s);
+        const std::vector<lkv::SegmentSpec> one_k{{Format::n4, 128}, {Format::n1, 128}};
+        const std::vector<lkv::SegmentSpec> one_v{{Format::n4, 64}, {Format::n2, 64}};
+        s.k_rows = {{one_k, one_k}};
+        s.v_rows = {{one_v, one_v}};
+        s.name = tokens + "the same 512/256, scaled by the row";
         all.push_back(s);
     }
     return all;

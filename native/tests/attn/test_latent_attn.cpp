@@ -109,7 +109,8 @@ void queries_in_bytes() {
     }
     CHECK(step < 1.0f / 126.0f);
     for (const auto& segments : {std::vector<lkv::SegmentSpec>{{lkv::Format::q4, 64}, {lkv::Format::q1, 64}},
-                                 std::vector<lkv::SegmentSpec>{{lkv::Format::q8, 32}, {lkv::Format::q2, 96}}}) {
+                                 std::vector<lkv::SegmentSpec>{{lkv::Format::q8, 32}, {lkv::Format::q2, 96}},
+                                 std::vector<lkv::SegmentSpec>{{lkv::Format::n8, 32}, {lkv::Format::n2, 96}}}) {
         AttnShape s;
         s.name = "queries in bytes";
         s.k_group = s.n_kv;
@@ -157,8 +158,8 @@ void refusals() {
     c.params.q_width = 48;
     CHECK_THROWS(lkv::latent_attn_plan(c.params, 1), "expected at most 48 channels in a group of a K row; got 64");
     c.params.q_width = 64;
-    const lkv::RowPlan in_blocks = lkv::RowPlan::uniform(2, 64, lkv::Format::c4);
-    c.params.regions[0].v = in_blocks.view();
+    const lkv::RowPlan in_token_blocks = lkv::RowPlan::uniform(2, 64, lkv::Format::c4);
+    c.params.regions[0].v = in_token_blocks.view();
     CHECK_THROWS(lkv::latent_attn_plan(c.params, 1), "[latent_attn] expected single rows of V; got blocks");
 }
 
@@ -168,6 +169,7 @@ int main() {
     lkv::test::paths_and_shapes(compare);
     lkv::test::wide_heads(compare);
     lkv::test::formats(compare);
+    lkv::test::scaled_rows(compare);
     lkv::test::regions(compare);
     lkv::test::masks(compare);
     lkv::test::blocks(compare);

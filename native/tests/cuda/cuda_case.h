@@ -98,9 +98,8 @@ public:
             if (p.rope_freqs != nullptr) phases = cuda::pack_phases(p.rope_freqs, p.n_rot / 2);
             if (!phases.empty()) args.phases = keep(phases);
             if (args.kernel->pack_keys != nullptr) {
-                const cuda::KeyFactor factor{p.k_b,         p.n_kv,     p.k_rank_max, p.head_dim, args.k_blocks,
-                                             args.v_blocks, args.n_rot, p.rope_neox,  phases};
-                args.packed = keep(args.kernel->pack_keys(factor, device));
+                args.packed = keep(args.kernel->pack_keys(
+                    {p.k_b, p.n_kv, p.k_rank_max, p.head_dim, args.k_blocks, args.n_rot, p.rope_neox}));
             }
         }
         if (p.v_b != nullptr) {
@@ -112,7 +111,7 @@ public:
             const RegionView& from = p.regions[r];
             const auto n = static_cast<size_t>(from.n_slots);
             cuda::RegionArgs& to = args.regions[r];
-            to.k_block = in_blocks(from.k) ? block_slots : 1;
+            to.k_block = in_token_blocks(from.k) ? token_block_slots : 1;
             const size_t n_k = (n + static_cast<size_t>(to.k_block) - 1) / static_cast<size_t>(to.k_block) *
                                static_cast<size_t>(to.k_block);
             to.k_rows = keep_rows(from.k_rows, n_k * static_cast<size_t>(from.k.row_bytes));

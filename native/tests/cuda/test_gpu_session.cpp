@@ -442,7 +442,7 @@ Combination combination(std::mt19937& random, const Shape& shape) {
 }
 
 // A few shapes of every path, with and without encoded latents. Lazy prompts attend to whole K and V, or to latents that are uncut.
-bool in_blocks(size_t shape, const std::string& prefill) {
+bool in_token_blocks(size_t shape, const std::string& prefill) {
     const std::set<size_t> of = prefill == "lazy" ? std::set<size_t>{4, 7, 9, 11} : std::set<size_t>{2, 7};
     return of.contains(shape);
 }
@@ -937,7 +937,7 @@ int main(int argc, char** argv) {
         }
         const auto number = static_cast<size_t>(&shape - shapes);
         for (const char* prefill : {"eager", "lazy"}) {
-            if (!in_blocks(number, prefill)) continue;
+            if (!in_token_blocks(number, prefill)) continue;
             Combination blocks = none;
             blocks.name = std::string(shape.k_path) + "/" + shape.v_path + ", K in blocks of tokens, " + prefill;
             blocks.prompt =

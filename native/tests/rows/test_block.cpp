@@ -11,10 +11,10 @@
 
 namespace {
 
-using lkv::block_slots;
 using lkv::Format;
 using lkv::RowLayout;
 using lkv::RowPlan;
+using lkv::token_block_slots;
 using lkv::test::relative_error;
 
 struct Known {
@@ -56,11 +56,11 @@ double number(const uint8_t* rows, int64_t stride, int width, int n_bits, int k)
 std::vector<float> keys(int width, unsigned seed) {
     std::mt19937 random(seed);
     std::normal_distribution<float> normal;
-    std::vector<float> x(static_cast<size_t>(block_slots * width));
+    std::vector<float> x(static_cast<size_t>(token_block_slots * width));
     for (int c = 0; c < width; c++) {
         const float spread = std::exp2(static_cast<float>(c % 9) - 4.0f);
         const float mean = static_cast<float>(c % 5 - 2) * 3.0f * spread;
-        for (int i = 0; i < block_slots; i++) {
+        for (int i = 0; i < token_block_slots; i++) {
             const float v = c == 3 ? -2.5f : c == 4 ? 0.0f : mean + spread * normal(random);
             x[static_cast<size_t>(i * width + c)] = v;
         }
@@ -75,13 +75,13 @@ void byte_map() {
             CHECK(n_bytes == (width * f.n_bits / 8 + width / 8 + 3) / 4 * 4);
             const RowPlan plan({{{f.format, width}}});
             const RowLayout row = plan.view();
-            CHECK(row.row_bytes == n_bytes && lkv::in_blocks(row));
+            CHECK(row.row_bytes == n_bytes && lkv::in_token_blocks(row));
             const std::vector<float> x = keys(width, static_cast<unsigned>(width));
-            std::vector<uint8_t> rows(static_cast<size_t>(3 * block_slots * n_bytes), 0xa5);
-            uint8_t* const block = &rows[static_cast<size_t>(block_slots * n_bytes)];
-            lkv::write_block(row, x.data(), block);
-            for (int i = 0; i < block_slots * n_bytes; i++) {
-                CHECK(rows[static_cast<size_t>(i)] == 0xa5 && block[block_slots * n_bytes + i] == 0xa5);
+            std::vector<uint8_t> rows(static_cast<size_t>(3 * token_block_slots * n_bytes), 0xa5);
+            uint8_t* const block = &rows[static_cast<size_t>(token_block_slots * n_bytes)];
+            lkv::write_token_block(row, x.data(), block);
+            for (int i = 0; i < token_block_slots * n_bytes; i++) {
+                CHECK(rows[static_cast<size_t>(i)] == 0xa5 && block[token_block_slots * n_bytes + i] == 0xa5);
             }
             const double levels = (1 << f.n_bits) - 1;
             for (int c = 0; c < width; c++) {
@@ -91,13 +91,13 @@ void byte_map() {
                 double high = -INFINITY;
                 double error = 0.0;
                 double spanned = 0.0;  // of a step from the least to the largest of the channel's 32 values
-                for (int i = 0; i < block_slots; i++) {
+                for (int i = 0; i < token_block_slots; i++) {
                     low = std::min(low, double{x[static_cast<size_t>(i * width + c)]});
                     high = std::max(high, double{x[static_cast<size_t>(i * width + c)]});
                 }
                 std::vector<float> y(static_cast<size_t>(width), NAN);
-                for (int i = 0; i < block_slots; i++) {
-                    lkv::read_slot(row, rows.data(), block_slots + i, y.data());
+                for (int i = 0; i < token_block_slots; i++) {
+                    lkv::read_slot(row, rows.data(), token_block_slots + i, y.data());
                     const int code = plane_code(block + i * n_bytes + c / 16 * 2 * f.n_bits, f.n_bits, c % 16);
                     const double want = code * scale + minimum;
                     const double got = double{y[static_cast<size_t>(c)]};
@@ -110,11 +110,12 @@ void byte_map() {
                 }
                 const double peak = std::max(std::fabs(low), std::fabs(high));
                 if (f.n_bits == 8) {  // spans the values: half a step, of a span that f16 rounds up
-                    CHECK(error <= block_slots * std::pow((high - low + peak / 1024) / levels * 0.502, 2.0) + 1e-12);
+                    CHECK(error <=
+                          token_block_slots * std::pow((high - low + peak / 1024) / levels * 0.502, 2.0) + 1e-12);
                     continue;
                 }
                 // a constant channel keeps its value, any other is no worse than its own span allows
-                const double slack = block_slots * std::pow(peak / 2048.0, 2.0);
+                const double slack = token_block_slots * std::pow(peak / 2048.0, 2.0);
                 CHECK_MSG(error <= 1.02 * spanned + slack,
                           std::string(lkv::format_name(f.format)) + " channel " + std::to_string(c) +
                               ": squared error " + std::to_string(error) + ", of its span " + std::to_string(spanned));
@@ -130,22 +131,22 @@ void wide_channel() {
     constexpr int width = 64;
     std::mt19937 random(5);
     std::normal_distribution<float> normal;
-    std::vector<float> x(block_slots * width);
+    std::vector<float> x(token_block_slots * width);
     for (size_t i = 0; i < x.size(); i++) x[i] = normal(random) * (i % width == 7 ? 100.0f : 1.0f);
     const auto error_of_others = [&](Format format) {
         const RowPlan plan({{{format, width}}});
         const RowLayout row = plan.view();
-        std::vector<uint8_t> rows(static_cast<size_t>(block_slots * row.row_bytes));
-        if (lkv::in_blocks(row)) {
-            lkv::write_block(row, x.data(), rows.data());
+        std::vector<uint8_t> rows(static_cast<size_t>(token_block_slots * row.row_bytes));
+        if (lkv::in_token_blocks(row)) {
+            lkv::write_token_block(row, x.data(), rows.data());
         } else {
-            for (int i = 0; i < block_slots; i++)
+            for (int i = 0; i < token_block_slots; i++)
                 lkv::write_row(row, &x[static_cast<size_t>(i * width)], &rows[static_cast<size_t>(i * row.row_bytes)]);
         }
         std::vector<float> got;
         std::vector<float> want;
         std::vector<float> y(width);
-        for (int i = 0; i < block_slots; i++) {
+        for (int i = 0; i < token_block_slots; i++) {
             lkv::read_slot(row, rows.data(), i, y.data());
             for (int c = 0; c < width; c++) {
                 if (c == 7) continue;
@@ -167,24 +168,24 @@ void demotion() {
         {{{Format::f16, 16}, {Format::q4, 32}, {Format::c3, 48}, {Format::none, 16}}, {{Format::c2, 32}}});
     const RowLayout from = exact.view();
     const RowLayout to = lower.view();
-    CHECK(!lkv::in_blocks(from) && lkv::in_blocks(to));
+    CHECK(!lkv::in_token_blocks(from) && lkv::in_token_blocks(to));
     const std::vector<float> x = keys(from.width, 9);
-    std::vector<uint8_t> source(static_cast<size_t>(block_slots * from.row_bytes));
-    std::vector<const uint8_t*> src(block_slots);
+    std::vector<uint8_t> source(static_cast<size_t>(token_block_slots * from.row_bytes));
+    std::vector<const uint8_t*> src(token_block_slots);
     std::vector<float> stored(x.size());
-    for (int i = 0; i < block_slots; i++) {
-        uint8_t* const row = &source[static_cast<size_t>((block_slots - 1 - i) * from.row_bytes)];  // any order
+    for (int i = 0; i < token_block_slots; i++) {
+        uint8_t* const row = &source[static_cast<size_t>((token_block_slots - 1 - i) * from.row_bytes)];  // any order
         lkv::write_row(from, &x[static_cast<size_t>(i * from.width)], row);
         lkv::read_row(from, row, &stored[static_cast<size_t>(i * from.width)]);
         src[static_cast<size_t>(i)] = row;
     }
-    std::vector<uint8_t> got(static_cast<size_t>(block_slots * to.row_bytes));
+    std::vector<uint8_t> got(static_cast<size_t>(token_block_slots * to.row_bytes));
     std::vector<uint8_t> want(got.size());
-    lkv::move_block(from, src.data(), to, got.data());
-    lkv::write_block(to, stored.data(), want.data());
+    lkv::move_token_block(from, src.data(), to, got.data());
+    lkv::write_token_block(to, stored.data(), want.data());
     CHECK(got == want);  // f16 to f16 is exact either way
     std::vector<float> y(static_cast<size_t>(to.width));
-    for (int i = 0; i < block_slots; i++) {
+    for (int i = 0; i < token_block_slots; i++) {
         lkv::read_slot(to, got.data(), i, y.data());
         for (int c = 0; c < 16; c++)
             CHECK(y[static_cast<size_t>(c)] == stored[static_cast<size_t>(i * from.width + c)]);
@@ -192,7 +193,7 @@ void demotion() {
     }
     CHECK_THROWS(lkv::write_row(to, x.data(), got.data()), "[format] expected a format of single rows; got c3");
     CHECK_THROWS(lkv::read_row(to, got.data(), y.data()), "[format] expected a format of single rows; got c3");
-    CHECK_THROWS(lkv::move_block(from, src.data(), RowPlan::uniform(1, 16, Format::c2).view(), got.data()),
+    CHECK_THROWS(lkv::move_token_block(from, src.data(), RowPlan::uniform(1, 16, Format::c2).view(), got.data()),
                  "[row] expected 2 groups of 144 channels in both layouts; got 1 groups of 16");
     CHECK_THROWS(RowPlan({{{Format::c2, 24}}}), "positive multiple of 16 for format c2; got 24");
 }

@@ -293,8 +293,8 @@ void names() {
     for (const char* gone : {"q7", "", "?", "g8", "g6", "g5", "g4", "g3", "g2", "g1"}) CHECK(!lkv::parse_format(gone));
     CHECK(!lkv::format_is_quantized(Format::none) && !lkv::format_is_quantized(Format::f16) &&
           lkv::format_is_quantized(Format::q1) && lkv::format_is_quantized(Format::c4));
-    CHECK(lkv::format_in_blocks(Format::c8) && lkv::format_in_blocks(Format::c2) &&
-          !lkv::format_in_blocks(Format::f32) && !lkv::format_in_blocks(Format::none));
+    CHECK(lkv::format_in_token_blocks(Format::c8) && lkv::format_in_token_blocks(Format::c2) &&
+          !lkv::format_in_token_blocks(Format::f32) && !lkv::format_in_token_blocks(Format::none));
     for (const Format f : {Format::c8, Format::c4, Format::c3, Format::c2}) {
         CHECK(std::string(lkv::format_name(lkv::format_of_rows(f))) ==
               'q' + std::string(lkv::format_name(f)).substr(1));

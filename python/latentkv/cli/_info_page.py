@@ -39,7 +39,7 @@ def blocks(report: dict[str, Any], model: Any, n_ctx: int) -> list[Block]:
         *_memory(report["forecast"], file["gpu"]),
     ]
     kinds = {name for row in report["forecast"] for name in row["kv"].split("/")}
-    if any(presets.is_in_blocks(name) for name in kinds):
+    if not presets.has_one_row(model) and any(presets.is_in_blocks(name) for name in kinds):
         shown += ["", _BLOCKS]
     if file["master"]:
         shown += ["", *_budgets(report["budgets"])]
@@ -83,6 +83,9 @@ def _facts(file: dict[str, Any], layers: Sequence[dict[str, Any]]) -> str:
 def _kv_heads(layers: Sequence[dict[str, Any]]) -> str:
     """`8 KV heads of 128`; `16 KV heads of 256 in 50 layers, 4 of 512 in 10` where layers differ."""
     attending = [layer for layer in layers if layer["mixer"] == "attention"]
+    if n_rot := attending[0]["key_only"]:
+        latent = attending[0]["head_dim"] - n_rot
+        return f"one row for keys and values (MLA): {n_rot} channels with RoPE, a latent of {latent}"
     counted = Counter((layer["n_head_kv"], layer["head_dim"]) for layer in attending)
     (first, *others), n_kinds = counted.most_common(), len(counted)
     (n_kv, width), n = first

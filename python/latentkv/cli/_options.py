@@ -249,8 +249,8 @@ def file_context(args: argparse.Namespace) -> int:
 
 
 def default_context(metadata: Mapping[str, Any]) -> int:
-    """Of a file's keys: a model that is opened for its vocabulary knows no sizes. Without that key whoever
-    opens the model says what is wrong."""
+    """The trained context, from a file's keys: a model that is opened for its vocabulary alone has no sizes.
+    Where the key is missing, opening the model says what is wrong."""
     trained = metadata.get(f"{metadata.get('general.architecture')}.context_length")
     return min(DEFAULT_CONTEXT, trained) if isinstance(trained, int) else DEFAULT_CONTEXT
 

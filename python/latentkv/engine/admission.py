@@ -101,5 +101,5 @@ class Admission:
 
 
 def _loss(slot: Slot) -> tuple[bool, int]:
-    """Of its tokens: the longest unused ones come first, behind none."""
+    """The order in which slots lose their tokens: empty ones first, then those unused for longest."""
     return bool(slot.tokens), slot.used

@@ -58,7 +58,7 @@ class Piece:
 
 
 class Pieces:
-    """By name, the longest unused first. A piece that nobody holds is forgotten, and its file removed."""
+    """Pieces by name, those unused for longest first. A piece that nobody holds is dropped with its file."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, Piece] = OrderedDict()

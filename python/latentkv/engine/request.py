@@ -63,7 +63,7 @@ class Request:
 
 @dataclass
 class Progress:
-    """Of one request, while it runs and when it has ended."""
+    """How far a request is, while it runs and when it has ended."""
 
     slot: int = -1
     prompt_tokens: int = 0

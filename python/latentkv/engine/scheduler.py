@@ -311,7 +311,7 @@ class Scheduler:
         ticket.fail(error, self.outbox)
 
     def _fail_all(self, batch: Batch, error: StepError) -> None:
-        """Of a call that failed. Others go on, and what they hold stays."""
+        """Ends the requests of a call that failed. Others go on, and keep what they hold."""
         _said(error)
         for part in batch.parts:
             self._fail(part.slot, error)
@@ -325,6 +325,6 @@ class Scheduler:
 
 
 def _said(error: StepError) -> StepError:
-    """Whoever runs the server reads of it too."""
+    """The error, which is also printed for the server's operator."""
     print(f"error: {printable(str(error))}", file=sys.stderr, flush=True)
     return error

@@ -62,7 +62,7 @@ class Job:
         return self._pool is not None
 
     def wanted(self, count: int) -> list[bool]:
-        """Of the next `count` tokens of the prompt, whose results it wants."""
+        """Flags for the next `count` tokens of the prompt: whether their results are wanted."""
         if self._pool is not None:
             return self._pool.wanted(len(self.ticket.request.prompt) - len(self.pending), count)
         if self.scores:

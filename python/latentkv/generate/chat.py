@@ -112,7 +112,7 @@ def _is_json(text: str) -> bool:
 
 class ChatShape:
     """One choice in the shapes of OpenAI's chat call. as_function: the first call as `function_call` too,
-    for who asked with functions."""
+    for requests with functions."""
 
     def __init__(
         self,

@@ -190,7 +190,7 @@ def next_token(
     llama: Caller, options: SamplingOptions, processor: LogitsProcessor | None, position: int | None
 ) -> int:
     """One token from the logits after the last cached token, or after the one at `position` (needs
-    logits_all). For who holds the cache."""
+    logits_all). For callers that hold the cache."""
     evaluator = llama.evaluator
     last = evaluator.n_tokens - 1
     position = last if position is None else position

@@ -141,7 +141,7 @@ class _Stack:
         return cls(arrays[0], arrays[1], groups)
 
     def best(self, price: float) -> list[Choice]:
-        """Of every group the table and options of least distortion + price · bytes."""
+        """The table and options of least distortion + price · bytes, for every group."""
         formats, score = _falling(self.distortion + (price * self.cost if price else 0.0))
         chosen, begin = [], 0
         for group in self.groups:

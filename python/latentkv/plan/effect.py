@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def require_effect(session: _core.Session, options: SessionOptions) -> None:
-    """Of the options that a session was opened with. Raises LatentKVError for one without an effect."""
+    """Raises LatentKVError for an option of the session that has no effect."""
     require_regions([region["name"] for region in session.kv_bytes()["regions"]], options)
     if not options.kv_rotate and not session.can_rotate:
         got = "none that is quantized row by row"

@@ -67,6 +67,8 @@ def fit(path: str, latent_path: str, asked: Asked, options: SessionOptions | Map
     sized = asked.n_ctx == AUTO or options.kv_budget == AUTO_BUDGET
     looks = sized or asked.n_gpu_layers == AUTO  # the first look at a GPU starts CUDA
     gpus = free_on_gpus() if looks and asked.n_gpu_layers != 0 else []
+    if gpus and asked.n_gpu_layers == AUTO and _stays_on_cpu(path, latent_path):
+        asked, gpus = replace(asked, n_gpu_layers=0), []
     if asked.n_gpu_layers == AUTO and (not gpus or options.implementation == "reference"):
         if asked.gpus.tensor_split or asked.gpus.main_gpu:
             raise expected("-ngl", "a GPU for --tensor-split or --main-gpu", "none", "leave them out")
@@ -83,6 +85,10 @@ def fit(path: str, latent_path: str, asked: Asked, options: SessionOptions | Map
     return _Search(path, latent_path, asked, options, gpus, free_on_host() if sized else None).found()
 
 
+def _stays_on_cpu(path: str, latent_path: str) -> bool:
+    return bool(_core.Model(path, latent_path=latent_path, describe_only=True).gpu_obstacle)
+
+
 @dataclass(frozen=True)
 class OnCard:
     """What a GPU with so many free bytes holds: all layers and the longest context beside them, 0: none."""
@@ -96,7 +102,7 @@ class OnCard:
 
 
 def on_card(path: str, latent_path: str, options: SessionOptions, free: int) -> OnCard:
-    """Of a card that need not be there; by the numbers that `-c auto` goes by."""
+    """What fits on a card, which need not be there; by the numbers that `-c auto` uses."""
     options = replace(options, kv_budget=None) if options.kv_budget == AUTO_BUDGET else options
     n_layer = _core.Model(path, latent_path=latent_path, describe_only=True).n_layer
     search = _Search(path, latent_path, Asked(n_layer, AUTO), options, [free], None)

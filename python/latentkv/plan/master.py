@@ -83,8 +83,12 @@ def choose(model: _core.Model, budget: KvBudget | str, **options: Any) -> Alloca
     penalty, prices = master["drop_penalty"], _prices(master, asked)
     caches = {name: model.forecast(n_ctx, **_exact(name, asked)) for name in prices}
     least = next(iter(caches.values()))
-    slots = [_group_slots(model, least, side) for side in SIDES]
-    groups = [(table,) for side, of in zip(SIDES, slots, strict=True) for table in _tables(master[side], of)]
+    scale = _row_scale_bytes(master["formats"][0])
+    groups = [
+        (table,)
+        for side in SIDES
+        for table in _tables(master[side], _group_slots(model, least, side), _scales(model, side, scale))
+    ]
     nats = partial(forecast, master)
     exact, chosen = allocate_beside(groups, _rooms(caches, budget), prices, nats, penalty)
     formats = [master["formats"][option] for choice in chosen for option in choice.formats]
@@ -150,16 +154,34 @@ def _window(exact: Mapping[str, Any]) -> str:
 
 
 def _group_slots(model: _core.Model, cache: Mapping[str, Any], side: str) -> list[int]:
-    """Of every layer and group the slots of its compressed rows."""
+    """Slots of compressed rows, of every layer and group."""
     pairs = zip(cache["layer_slots"], model.layers, strict=True)
     return [n_slots for n_slots, layer in pairs for _ in layer[side]["segments"]]
 
 
-def _tables(side: Mapping[str, Any], n_slots: list[int]) -> list[Table]:
-    """One per layer and group, bytes of all its slots."""
+def _row_scale_bytes(fmt: str) -> int:
+    """Before the segments of a row in formats like this one, whose scale they share; else 0."""
+    from latentkv import _core
+
+    return _core.row_bytes([[(fmt, 32)]]) - _core.format_bytes(fmt, 32)
+
+
+def _scales(model: _core.Model, side: str, n_bytes: int) -> list[int]:
+    """Of every layer and group what its row has before the segments: n_bytes before the first group's."""
+    return [
+        0 if index else n_bytes for layer in model.layers for index in range(len(layer[side]["segments"]))
+    ]
+
+
+def _tables(side: Mapping[str, Any], n_slots: list[int], scales: list[int]) -> list[Table]:
+    """One per layer and group, bytes of all its slots. A group's first segment pays for the row's scale."""
     ends = np.cumsum(side["segments"])[:-1]
-    groups = zip(np.split(side["bytes"], ends), np.split(side["distortion"], ends), n_slots, strict=True)
-    return [Table(cost * n, distortion) for cost, distortion, n in groups]
+    cuts = np.split(side["bytes"], ends), np.split(side["distortion"], ends)
+    tables = []
+    for cost, distortion, n, scale in zip(*cuts, n_slots, scales, strict=True):
+        cost[0, :-1] += scale
+        tables.append(Table(cost * n, distortion))
+    return tables
 
 
 def _rooms(caches: Mapping[str, Mapping[str, Any]], budget: KvBudget) -> dict[str, int]:
@@ -178,7 +200,7 @@ def _fixed(cache: Mapping[str, Any]) -> int:
 
 
 def _room(cache: Mapping[str, Any], budget: KvBudget) -> int:
-    """Of one of them."""
+    """The bytes that the budget leaves for compressed rows of one of these caches."""
     regions = {region["name"]: region for region in cache["regions"]}
     compressed = [regions[name] for name in ("middle", "ring") if name in regions]
     n_cells = cache["n_cells"] + sum(region["slots"] for region in compressed[1:])

@@ -31,8 +31,8 @@ _warned: set[str] = set()
 @dataclass(frozen=True)
 class Preset:
     """Row formats of K and V, and tokens that are kept exact. windowed: K's where layers have a sliding
-    window, as they would hold the whole context beside blocks. share: of the f16 cache at 32768 tokens; heads
-    of 64 and of 128 channels are within a point."""
+    window, as they would hold the whole context beside blocks, and of rows that are keys and values in one.
+    share: of the f16 cache at 32768 tokens; heads of 64 and of 128 channels are within a point."""
 
     k: str
     v: str
@@ -91,12 +91,13 @@ def resolved(model: _core.Model, options: SessionOptions | Mapping[str, Any]) ->
 def _of_preset(model: _core.Model, preset: Preset, asked: SessionOptions) -> SessionOptions:
     _require_alone(asked)
     _require_plain(model, asked.kv)
-    k = preset.windowed if has_windows(model) else preset.k
+    one_row = has_one_row(model)
+    k = preset.windowed if one_row or has_windows(model) else preset.k
     return replace(
         asked,
         kv="",
         kv_k=k,
-        kv_v=preset.v,
+        kv_v=k if one_row else preset.v,
         sink=preset.sink if asked.sink < 0 else asked.sink,
         recent=asked.recent if _keeps_recent(model, asked) else preset.recent,
     )
@@ -124,6 +125,11 @@ def is_in_blocks(name: str) -> bool:
 def has_windows(model: _core.Model) -> bool:
     """Whether layers hold a sliding window instead of the context, whatever its length."""
     return any(region["name"] == "ring" for region in model.forecast(1 << 20)["regions"])
+
+
+def has_one_row(model: _core.Model) -> bool:
+    """Whether full rows are keys and values in one (MLA): they have one format, K's, of single tokens."""
+    return any((layer["k"]["path"], layer["v"]["path"]) == ("value", "full") for layer in model.layers)
 
 
 def _keeps_recent(model: _core.Model, options: SessionOptions) -> bool:

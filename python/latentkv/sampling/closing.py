@@ -150,7 +150,7 @@ _biases: WeakKeyDictionary[_core.Model, NDArray[np.float32]] = WeakKeyDictionary
 
 
 def _bias(model: _core.Model) -> NDArray[np.float32]:
-    """Of every token [n_vocab]: what makes it the likeliest of those that may come."""
+    """A bias for every token, [n_vocab], by which the best of those that may come is the likeliest."""
     pieces = [model.token_to_piece(token) for token in range(model.n_vocab)]
     # what must come, as the name of a key, in few tokens
     bias = np.array(

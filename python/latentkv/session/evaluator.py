@@ -188,7 +188,7 @@ class Evaluator:
         return self.compute_all(tokens)
 
     def compute(self, tokens: Sequence[int]) -> None:
-        """eval() for who holds the cache."""
+        """eval() for callers that hold the cache."""
         for batch, n_behind in self._batches(tokens):
             before = len(self._tokens)
             output = "all" if self._logits_all else "none" if n_behind else "last"
@@ -199,8 +199,8 @@ class Evaluator:
                 self._logits = np.array(logits[-1])
 
     def compute_all(self, tokens: Sequence[int], n_ahead: int = 0) -> NDArray[np.float32]:
-        """eval_all() for who holds the cache. n_ahead: so many of the last tokens are guesses, which rewind()
-        may take back."""
+        """eval_all() for callers that hold the cache. n_ahead: number of last tokens that are guesses, which
+        rewind() may remove."""
         parts = []
         for batch, n_behind in self._batches(tokens):
             parts.append(self._decode(batch, "all", n_ahead=min(len(batch), max(0, n_ahead - n_behind))))
@@ -308,7 +308,7 @@ class Evaluator:
         self._mark = (len(self._tokens), self.logits)
 
     @locked
-    def truncate(self, count: int) -> None:  # for who holds the cache
+    def truncate(self, count: int) -> None:  # for callers that hold the cache
         """Keeps the first `count` cached tokens. Where layers with a sliding window have no rows of them any
         more, or recurrent layers no snapshot, they are computed anew."""
         kept = self._tokens[:count]
@@ -342,7 +342,7 @@ class Evaluator:
 
     @locked
     def restore(self, state: LlamaState, accept: str = "same") -> None:
-        """Replaces the cache by a saved one. For who holds it."""
+        """Replaces the cache by a saved one. For callers that hold it."""
         self._replace(state.cache, state.input_ids, accept)
         self._logits = None if state.logits is None else state.logits.copy()
 

@@ -23,7 +23,7 @@ class ShuttingDown(RuntimeError):
 
 
 class SessionLock:
-    """A reentrant lock: callbacks of a call may call on. Whoever holds it may use the session.
+    """A reentrant lock: callbacks of a call may make calls. Its holder may use the session.
 
     left_behind: called in a child of fork() where another thread of the parent held the lock, and was in
     the middle of changing the session."""

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from latentkv_convert import cli
-from latentkv_convert.calibrate import chats, mix
 from latentkv_convert.calibrate.sample import Sample, encode
+from latentkv_convert.calibrate.text import chats, mix
 from latentkv_convert.source.checkpoint_source import CheckpointSource
 from latentkv_convert.source.open_source import open_source
 

@@ -40,6 +40,7 @@ DEFAULTS: dict[str, Any] = {
     "group": None,
     "group_v": None,
     "segment": None,
+    "scales": "segment",
     "master": False,
     "quick": False,
     "one_row": False,

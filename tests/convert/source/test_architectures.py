@@ -22,6 +22,7 @@ LONGROPE = archs.tiny("phi3")["rope_scaling"]
 
 
 YARN = archs.tiny("gpt_oss")["rope_scaling"] | {"truncate": True}
+MISTRAL3 = archs.tiny("mistral3")["rope_parameters"]
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 
@@ -61,6 +62,8 @@ CASES = [
     case("gpt_oss", "whole-planes", rope_scaling=YARN, layer_types=None, num_hidden_layers=2),
     case("mistral"),
     case("mistral", "no-window", sliding_window=None),
+    case("mistral3"),
+    case("mistral3", "another-mscale", rope_parameters=MISTRAL3 | {"mscale": 0.7, "mscale_all_dim": 0.5}),
     case("gemma3_text", "erf", hidden_activation="gelu"),
     case("gemma3_text"),
     case("gemma3_text", "query-width", query_pre_attn_scalar=24, final_logit_softcapping=5.0),
@@ -199,6 +202,7 @@ STOCK = {
     }
     | {"attn_output.bias", "attn_sinks.weight"},
     "mistral": {"attn_q.weight", "attn_k.weight", "attn_v.weight"},
+    "mistral3": {"attn_q.weight", "attn_k.weight", "attn_v.weight"},
     "gemma3_text": {
         "attn_q.weight",
         "attn_k.weight",

@@ -22,6 +22,7 @@ SAID = "latentkv.block."
     ("model_type", "config"),
     [
         ("llama", {}),
+        ("mistral3", {}),
         ("gemma3_text", {}),
         ("gemma3_text", {"layer_types": None, "num_hidden_layers": 7, "final_logit_softcapping": 5.0}),
         ("gemma3_text", {"layer_types": ["full_attention"] * 3}),

@@ -37,6 +37,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-next": ("qwen3_next", {}),
     "gpt-oss": ("gpt_oss", {}),
     "mistral": ("mistral", {}),
+    "mistral3": ("mistral3", {}),
     "gemma3": ("gemma3_text", {"hidden_activation": "gelu"}),  # erf: ggml's table of the tanh form is f16
     "gemma2": ("gemma2", {"hidden_activation": "gelu"}),
     "granite": ("granite", {}),

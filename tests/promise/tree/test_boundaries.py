@@ -52,7 +52,7 @@ RULES = [
                 "source/gguf_blocks",
                 "source/gguf_vocabulary",
                 "limits",
-                "calibrate/chats",
+                "calibrate/text/chats",
                 "compute/arithmetic",
                 "cli",
             ]

@@ -48,6 +48,7 @@ class BlockSpec:
     value_norm: bool = False  # V of a head is divided by its root mean square
     value_of_key: bool = False  # V of a layer without attn_v is what attn_k makes
     mixers: tuple[str, ...] | None = None  # per layer, what mixes tokens; None: attention in all
+    gate: str = "none"  # of attention's output, made by attn_gate: of every head, or of each number
     output_gate: bool = False  # attn_q has a gate of as many rows behind each head; see docs/gguf.md
 
     def said(self) -> dict[str, Any]:
@@ -67,13 +68,46 @@ class LayerRope:
 
 @dataclass(frozen=True)
 class HeadShape:
-    """K and V of one layer."""
+    """Heads of one layer."""
 
     n_kv: int
     head_dim: int
     n_rot: int  # rotated dimensions of a head
+    n_head: int  # query heads
     value_of_key: bool = False  # V is what the key projection makes
     shares_kv: bool = False  # it has no K and V: it reads an earlier layer's
+
+
+@dataclass(frozen=True)
+class Mla:
+    """Multi-head latent attention: what a token's row and a head have of channels. n_kv is then 1 and
+    head_dim kv_rank. A plan's V is the latent and its K the turned channels, rotated and with no basis of
+    their own; in the file both are one row of V."""
+
+    kv_rank: int  # of the latent
+    n_rot: int  # turned channels of a key, which all heads share
+    n_key: int  # other channels of a head's key
+    n_value: int  # channels of a head's value
+    q_rank: int = 0  # of the latent that queries are made of; 0: there is none
+
+    @property
+    def row(self) -> int:
+        return self.n_rot + self.kv_rank
+
+    @property
+    def query(self) -> int:
+        """Of one head; its turned channels come last."""
+        return self.n_key + self.n_rot
+
+    def scale(self, keys: Mapping[str, Any]) -> float:
+        """Of scores, where the block names none, by a model's stock keys; native/src/decoder/rope.cpp,
+        read_mla_scale."""
+        growth = 1.0
+        if keys.get("rope.scaling.type") == "yarn":
+            multiplier = float(keys.get("rope.scaling.yarn_log_multiplier") or 0.1)
+            growth = 1 + multiplier * math.log(max(1.0, keys["rope.scaling.factor"]))
+            growth *= float(keys.get("rope.scaling.attn_factor", 1.0))
+        return growth * growth / math.sqrt(self.query)
 
 
 @dataclass(frozen=True)
@@ -104,8 +138,8 @@ class TensorRole:
 class ModelSpec:
     """A decoder as numbers. `keys` are stock GGUF keys without the architecture prefix.
 
-    Where layers differ (`heads`), n_kv, head_dim and n_rot are those of most, and what concerns a layer asks
-    `at(layer)`.
+    Where layers differ (`heads`), n_kv, head_dim and n_rot are those of most, n_head is the largest, and what
+    concerns a layer asks `at(layer)`.
     """
 
     gguf_arch: str
@@ -131,9 +165,11 @@ class ModelSpec:
     value_of_key: bool = False  # as a layer sees it: V is what the key projection makes
     shares_kv: bool = False  # as a layer sees it: it reads an earlier layer's K and V
     recurrent_tensors: tuple[TensorRole, ...] = ()  # all of a layer that does not attend
+    dense_tensors: tuple[TensorRole, ...] = ()  # all of the first layers, where these have no experts
+    mla: Mla | None = None
 
     def at(self, layer: int) -> ModelSpec:
-        """The model as this layer sees it: with its own n_kv, head_dim and n_rot."""
+        """The model as this layer sees it: with its own heads."""
         return self._by_shape[self.heads[layer]] if self.heads else self
 
     @cached_property
@@ -172,10 +208,16 @@ class ModelSpec:
     def attention_layers(self) -> tuple[int, ...]:
         return tuple(filter(self.attends, range(self.n_layer)))
 
+    def is_dense(self, layer: int) -> bool:
+        """Whether a layer has no experts beside others that have them."""
+        return bool(self.dense_tensors) and layer < int(self.keys["leading_dense_block_count"])
+
     def tensors_of(self, layer: int) -> tuple[TensorRole, ...]:
         """All of a layer but its K and V projections."""
         if not self.attends(layer):
             return self.recurrent_tensors
+        if self.is_dense(layer):
+            return self.dense_tensors
         if not self.at(layer).shares_kv:
             return self.layer_tensors
         return tuple(role for role in self.layer_tensors if not role.target.startswith("attn_k_norm."))
@@ -183,7 +225,8 @@ class ModelSpec:
     @property
     def attention_scale(self) -> float:
         """Of scores."""
-        return self.block.attention_scale or 1 / math.sqrt(self.head_dim)
+        usual = 1 / math.sqrt(self.head_dim) if self.mla is None else self.mla.scale(self.keys)
+        return self.block.attention_scale or usual
 
     def window(self, layer: int) -> int:
         """Sliding window in tokens, 0: none."""
@@ -218,6 +261,15 @@ class ModelSpec:
     def kv_width(self) -> int:
         return self.n_kv * self.head_dim
 
+    @property
+    def row_width(self) -> int:
+        """Channels of full K and V of a token."""
+        return 2 * self.kv_width if self.mla is None else self.mla.row
+
+    def of_side(self, side: str) -> ModelSpec:
+        """With head_dim as K or V has it, which differ with MLA."""
+        return self if self.mla is None or side == "v" else replace(self, head_dim=self.mla.n_rot)
+
 
 @dataclass(frozen=True)
 class Basis:
@@ -245,6 +297,7 @@ class SidePlan:
     ranks: tuple[int, ...] = ()  # one per group; empty for `full`
     segments: tuple[tuple[int, ...], ...] = ()  # widths per group; empty for `full`
     formats: tuple[tuple[str, ...], ...] | None = None  # a row format per segment, or no plan
+    one_scale: bool = False  # of a row, in formats n8 … n1: every channel has second moment 1
 
     @property
     def kept(self) -> tuple[int, ...]:
@@ -351,10 +404,10 @@ class Plan:
         """spec: as the layer sees it."""
         return form(spec, side.path, self.keeps_exact, self.trained)
 
-    def cut(self) -> Plan:
+    def cut(self, of_latents: bool = False) -> Plan:
         """Without dropped segments, unless they are read: by exact tokens or lazy prompts that are latents,
-        and by a master's other plans."""
+        and by a master's other plans. of_latents: exact tokens are."""
         read = self.trained if self.keeps_exact else self.prefill == "lazy"
-        if read or self.master is not None:
+        if read or self.master is not None or (of_latents and self.keeps_exact):
             return self
         return replace(self, layers=tuple(layer.cut() for layer in self.layers))

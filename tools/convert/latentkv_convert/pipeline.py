@@ -20,7 +20,7 @@ from .source.open_source import open_source
 from .weights.encoding import Encoding
 from .weights.mixes import measures_importance
 from .work import Work
-from .write import check, full_bytes, gguf_write, keys, others, paths, sidecar
+from .write import check, full_bytes, gguf_write, keys, mla, others, paths, sidecar
 
 if TYPE_CHECKING:
     from .recover.factored import Trained
@@ -50,6 +50,7 @@ def _converted(recipe: Recipe) -> report.Report:
         check.check_linear(spec, recipe.method)
     module = methods.module(recipe.method)
     check.check_heads(spec, recipe.method, getattr(module, "UNEQUAL_HEADS", False))
+    check.check_training(spec, recipe)
     method = module.create(recipe.options, spec)
     own_keys = keys.of_model(recipe, source, outtype)
     important = measures_importance(recipe, outtype)
@@ -112,7 +113,9 @@ def _write(
     """Writes the file. Returns its bytes, and those beyond full K and V. base: keys of a sidecar's GGUF."""
     source, encoding = work.source, work.stored_as
     rest = others.tensors(source)
-    tensors = [encoding.settled(each) for each in (*rest, *paths.tensors(work, plan, trained))]
+    replaced = mla.replaced(work, plan)
+    kept = [each for each in rest if each.name not in replaced]
+    tensors = [encoding.settled(each) for each in (*kept, *paths.tensors(work, plan, trained))]
     full = full_bytes.total(source, encoding, rest)
     added = sum(map(encoding.n_bytes, tensors)) - full
     entries = {**own_keys, **keys.of_cache(plan, work), **keys.of_sample(work.sample)}

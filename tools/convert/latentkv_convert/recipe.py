@@ -66,6 +66,8 @@ class Recipe:
     def text(self) -> str:
         """The choices that shape the cache, as JSON: the `latentkv.source.recipe` key."""
         chosen = {"method": self.method, "rotate": self.rotate, "seed": self.seed, **self.options}
+        if chosen.get("scales") == "segment":  # as in files from before there was a choice
+            del chosen["scales"]
         if not self.center:
             chosen["center"] = False
         if self.finetune is not None:

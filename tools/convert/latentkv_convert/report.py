@@ -47,14 +47,14 @@ class Report:
         """Kept fraction of all KV dimensions in the middle region; a full layer keeps all of them."""
         kept = full = 0
         for index in self.spec.attention_layers:
-            width = self.spec.at(index).kv_width
-            for side in map(self.plan.layers[index].side, SIDES):
+            for name in SIDES:
+                width, side = self.spec.at(index).of_side(name).kv_width, self.plan.layers[index].side(name)
                 kept += 0 if side == OF_VALUE else sum(side.kept) or width
                 full += width
         return kept / full
 
     def bytes_per_token(self) -> dict[str, float]:
-        """By row format; `plan`: the file's own."""
+        """Bytes of a token by row format; `plan`: the file's own."""
         spec, plan = self.spec, self.plan
         own = {"plan": plan_sizes.planned_bytes_per_token(spec, plan, CONTEXT)} if self.planned else {}
         formats = plan_sizes.FORMATS
@@ -136,7 +136,7 @@ class Report:
             layer, row = self.plan.layers[index], [str(index)]
             for side in SIDES:
                 chosen = layer.side(side)
-                own = self.spec.at(index)
+                own = self.spec.at(index).of_side(side)
                 whole = "-" if chosen == OF_VALUE else f"{own.n_kv} x {own.head_dim}"
                 ranks = _stored(chosen) if chosen.ranks else whole
                 row += [chosen.path, ranks, f"{self.energy[side][index]:.4f}"]

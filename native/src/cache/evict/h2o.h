@@ -1,5 +1,5 @@
-// H2O (Zhang et al. 2023, arXiv 2306.14048, algorithm 1): every query counts from the first on; half of the budget are the heavy hitters,
-// half the latest tokens. Here a layer's KV heads evict together, as they may share a latent.
+// H2O (Zhang et al. 2023, arXiv 2306.14048, algorithm 1): all queries count; half of the budget is for the heavy hitters,
+// half for the latest tokens. Here a layer's KV heads evict together, as they may share a latent.
 #pragma once
 
 #include "cache/evict/policy.h"

@@ -1,5 +1,5 @@
 // SnapKV (Li et al. 2024, arXiv 2404.14469, listing 1): the last 32 queries of a prompt choose, by masses averaged over 5 neighbours; these 32
-// tokens and what is generated stay. A prompt that comes in parts is cut before each part, by the part before.
+// tokens and what is generated stay. Of a prompt in several ubatches each makes room by the masses of the one before.
 #pragma once
 
 #include "cache/evict/policy.h"

@@ -16,7 +16,7 @@
 
 namespace lkv {
 
-constexpr int block_slots = 32;
+constexpr int token_block_slots = 32;
 
 template <int Bits>
 struct ChannelFormat {
@@ -27,13 +27,13 @@ struct ChannelFormat {
     using Codes = Planes<Bits>;
 
     LKV_HD static constexpr int numbers_at(int width) { return width / chunk_width * Codes::chunk_bytes; }
-    LKV_HD static constexpr int share(int width) { return 2 * width / block_slots; }  // numbers in a slot
+    LKV_HD static constexpr int share(int width) { return 2 * width / token_block_slots; }  // numbers in a slot
     LKV_HD static constexpr int bytes(int width) { return round_up_to_word(numbers_at(width) + 2 * share(width)); }
 
     // Chooses a channel's scale and minimum, and stores them. tokens: [32], of one channel; dst: the segment in the row of the
     // block's first slot, rows `stride` bytes apart. On a device by a warp.
     LKV_HD static Affine put_affine(const float* tokens, int channel, int width, uint8_t* dst, int64_t stride) {
-        const auto [scale, minimum] = AffineFormat<Bits>::choose(tokens, block_slots);
+        const auto [scale, minimum] = AffineFormat<Bits>::choose(tokens, token_block_slots);
         store_u16(number(dst, stride, width, channel), scale);
         store_u16(number(dst, stride, width, width + channel), minimum);
         return {half_to_float(scale), half_to_float(minimum)};
@@ -63,19 +63,19 @@ struct ChannelFormat {
     // x: [32, ld], ld >= width -> dst: the segment in the row of the block's first slot; rows are `stride` bytes apart.
     static void write(const float* x, int ld, int width, uint8_t* dst, int64_t stride) {
         for (int first = 0; first < width; first += chunk_width) {
-            int32_t code[block_slots][chunk_width];
+            int32_t code[token_block_slots][chunk_width];
             for (int j = 0; j < chunk_width; j++) {
-                float tokens[block_slots];  // of one channel
-                for (int i = 0; i < block_slots; i++) tokens[i] = x[int64_t{i} * ld + first + j];
+                float tokens[token_block_slots];  // of one channel
+                for (int i = 0; i < token_block_slots; i++) tokens[i] = x[int64_t{i} * ld + first + j];
                 const auto [scale, minimum] = put_affine(tokens, first + j, width, dst, stride);
                 const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
-                for (int i = 0; i < block_slots; i++) code[i][j] = level(tokens[i], inverse, minimum);
+                for (int i = 0; i < token_block_slots; i++) code[i][j] = level(tokens[i], inverse, minimum);
             }
-            for (int i = 0; i < block_slots; i++) {
+            for (int i = 0; i < token_block_slots; i++) {
                 Codes::pack(code[i], dst + i * stride + first / chunk_width * Codes::chunk_bytes);
             }
         }
-        for (int i = 0; i < block_slots; i++) pad(dst + i * stride, width);
+        for (int i = 0; i < token_block_slots; i++) pad(dst + i * stride, width);
     }
 
     // Scales and minima of channels first … first + n − 1, n and first multiples of 16. block: the segment in the row of

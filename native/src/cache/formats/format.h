@@ -11,7 +11,7 @@
 //
 // A format whose segments are scaled by their row (normal.h) says so with scaled_by_row, and has instead
 //
-//   write(x, width, inverse, dst)   inverse: of the row's scale
+//   write(x, width, inverse, dst)   inverse: of the format's scale in the row
 //   affine(row)                     row: from its first byte
 #pragma once
 
@@ -24,7 +24,7 @@
 
 namespace lkv {
 
-// Whether a row of such segments begins with their scale.
+// Whether a row of such segments begins with their scales.
 template <class F>
 constexpr bool is_scaled_by_row = requires { F::scaled_by_row; };
 

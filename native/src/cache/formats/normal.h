@@ -1,9 +1,11 @@
-// n8 … n1: codes alone, of rows whose segments share one scale.   value = the row's scale · level
+// n8 … n1: codes alone, of rows whose segments share two scales.   value = scale · level
 //
 // Such a row begins with a word, and its segments follow:
 //
-//   byte 0 … 1     scale, f16 >= 0
-//   byte 2 … 3     zero
+//   byte 0 … 1     scale of segments in n5 … n1, f16 >= 0
+//   byte 2 … 3     scale of those in n8 and n6, f16 >= 0
+//
+// A scale that no segment has is 0.
 //
 // A segment:
 //
@@ -15,8 +17,10 @@
 // channel has that the converter divided by its spread and rotated. level = step · code + bottom. Levels of 2 bits that are not
 // evenly apart would have 0.1175 of the power as their error instead of 0.1188, and every kernel would have to look them up.
 //
-// The scale starts at the row's root mean square. Twice the nearest levels are chosen and the scale follows by least squares; neither
-// step can raise the squared error. Codes are chosen for the scale as stored.
+// The scale of n8 and n6 is the smallest at which none of their values is clipped: few channels have these formats, and a clipped one
+// costs more than all their rounding. The other scale starts at the root mean square of the channels in n5 … n3 (where there are none,
+// of those in n2 and n1, which would pull it from what more bits need). Twice the nearest levels are chosen for these channels and the
+// scale follows by least squares; neither step can raise the squared error. Codes are chosen for the scale as stored.
 #pragma once
 
 #include <cmath>
@@ -25,8 +29,8 @@
 
 namespace lkv {
 
-constexpr int row_scale_bytes = 4;
-constexpr int row_strands = 32;  // sums that segments add to in turn, then halves to halves
+constexpr int row_scale_bytes = 4;  // of both
+constexpr int row_strands = 32;     // sums that segments add to in turn, then halves to halves
 
 // Sums over channels: of x · level and of level².
 struct LevelSums {
@@ -34,7 +38,7 @@ struct LevelSums {
     float ll;
 };
 
-// The scale of a row, from sums over all its stored channels.
+// The scale of n5 … n1, from sums over the channels that it is fitted to.
 class RowScaleFit {
 public:
     static constexpr int n_refine = 2;
@@ -58,11 +62,22 @@ private:
     float scale_;
 };
 
-// 1 / the scale as stored: what codes are chosen for.
-LKV_HD inline float inverse_of_scale(uint16_t scale) {
-    const float of = half_to_float(scale);
-    return of > 0.0f ? 1.0f / of : 0.0f;
-}
+// A row's first word.
+struct RowScales {
+    uint16_t clipping;  // of n5 … n1
+    uint16_t whole;     // of n8 and n6
+
+    LKV_HD void store(uint8_t* row) const {
+        store_u16(row, clipping);
+        store_u16(row + sizeof clipping, whole);
+    }
+    // 1 / the scale as stored: what codes are chosen for.
+    LKV_HD float inverse(bool clips) const {
+        const float of = half_to_float(clips ? clipping : whole);
+        return of > 0.0f ? 1.0f / of : 0.0f;
+    }
+};
+static_assert(sizeof(RowScales) == row_scale_bytes);
 
 // Σ x² of a segment. On a device by a warp.
 LKV_HD inline float power_of(const float* x, int width) {
@@ -90,6 +105,9 @@ struct NormalFormat {
     static constexpr bool scaled_by_row = true;
     using Codes = Planes<Bits>;
 
+    static constexpr int bits = Bits;
+    static constexpr bool clips = Bits < 6;
+    static constexpr int scale_at = clips ? 0 : 2;
     static constexpr float step = gaussian_step(Bits);
     static constexpr float z = 0.5f * Codes::levels;
     static constexpr float bottom = -z * step;
@@ -98,7 +116,7 @@ struct NormalFormat {
 
     // row: the whole row, from its first byte.
     LKV_HD static Affine affine(const uint8_t* row) {
-        const float scale = load_half(row);
+        const float scale = load_half(row + scale_at);
         return {scale * step, scale * bottom};
     }
 
@@ -112,7 +130,15 @@ struct NormalFormat {
 
     LKV_HD static float level_of(int code) { return fmaf(static_cast<float>(code), step, bottom); }
 
-    // x: [width], width a multiple of 16. On a device by a warp.
+    // The least scale that clips none. x: [width], width a multiple of 16. On a device by a warp.
+    LKV_HD static float reach(const float* x, int width) {
+        float low = 0.0f;
+        float high = 0.0f;
+        extremes(x, width, low, high);
+        return (high > -low ? high : -low) / -bottom;
+    }
+
+    // Of the levels nearest to x · inverse. Likewise.
     LKV_HD static LevelSums sums(const float* x, int width, float inverse) {
 #if defined(__CUDACC__)
         LevelSums s{};
@@ -138,7 +164,7 @@ struct NormalFormat {
 #endif
     }
 
-    // inverse: of the row's scale as stored
+    // inverse: of the format's scale as stored
     LKV_HD static void write(const float* x, int width, float inverse, uint8_t* dst) {
         for (int i = writer() * chunk_width; i < width; i += writers * chunk_width) {
             int32_t code[chunk_width];
@@ -171,5 +197,8 @@ private:
     }
 #endif
 };
+
+// Which segments of a row the scale of n5 … n1 is fitted to: has_middle, whether one of them has 3 to 5 bits.
+LKV_HD constexpr bool fits_scale(int bits, bool has_middle) { return has_middle ? bits >= 3 && bits <= 5 : bits <= 2; }
 
 }  // namespace lkv

@@ -1,7 +1,7 @@
 // Which token each slot of a region holds: slot <-> position <-> sequences. Knows nothing of bytes or layers.
 //
-// Slots may be claimed in blocks only. A block is claimed whole; tokens leave it one by one, and when the last is gone the
-// block is free again: until then its empty slots are occupied but unused.
+// Cells may come in token blocks only. A block is claimed whole; tokens leave it one by one, and it is free again when the last is gone:
+// until then its empty slots are occupied but unused.
 //
 // For every sequence the cells remember the first and the last position, how many tokens it has and whether these follow one
 // another without a gap; and of some positions in which slot they are. So no question about a sequence's ends scans the slots,
@@ -55,7 +55,7 @@ public:
 
     // Lowest free slot, now this token's. Precondition: n_free() > 0, and block() is 1.
     int claim(const Token& token);
-    // Slots for tokens of one sequence, in the order of their positions: for all of them, or where slots come in blocks for as many
+    // Slots for tokens of one sequence, in the order of their positions: for all of them, or where slots come in token blocks for as many
     // of the first as fill whole ones. Fewer where no more are free.
     std::vector<int> claim(std::span<const Token> tokens);
     // First slot of the lowest free block; its slots are put() by the caller. Precondition: n_free() > 0.

@@ -1,8 +1,8 @@
-// Eviction: which tokens of the middle each layer still has. A layer keeps so many tokens of every sequence; one that goes is gone from this
-// layer alone. A kind of placement: it knows cells and masses, no rows.
+// Eviction: which tokens of the middle each layer still has. Every layer keeps a fixed number of tokens of each sequence, and evicts
+// others on its own. Eviction is a kind of placement: it knows cells and masses, and no rows.
 //
-// The middle's own cells still say which tokens the sequences have had. A layer's slots are in cells of its own, as many as it keeps of all
-// sequences; the next tokens take those of evicted ones.
+// The middle's cells still list every token of a sequence. Each layer has cells of its own for the tokens that it keeps of all sequences;
+// new tokens take the slots of evicted ones.
 #pragma once
 
 #include <array>
@@ -21,7 +21,7 @@ struct EvictOptions {
     int keep = 0;  // tokens of a sequence that a layer keeps, its sinks and recent ones among them
 };
 
-// Tokens that are given up at once at least, where the budget is not small: amortises the pass over a layer.
+// The fewest tokens that are evicted at once, unless the budget is small: amortises the pass over a layer.
 constexpr int evicted_batch = 32;
 
 // A token that enters the middle.
@@ -65,8 +65,8 @@ public:
         return layers_[static_cast<size_t>(layer)].entered[static_cast<size_t>(at.arrival)];
     }
     uint64_t n_visited() const override;
-    // Tokens of the middle take slots in every layer; those of the least mass go where their sequence has no room. True: some went.
-    // Errors: Error when too few may go; nothing has changed then.
+    // Tokens of the middle take slots in every layer; those of the least mass are evicted where their sequence has no room. True: some
+    // were. Errors: Error when too few may be evicted; nothing has changed then.
     bool enter(const Placement& all, const NewTokens& tokens, std::span<SlotRef> slots) override;
     void demote(const Placement& all, std::span<RowMove> moves) override;
     void release(const SlotRef& at) override;

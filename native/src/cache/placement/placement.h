@@ -6,7 +6,7 @@
 //   middle   all others
 //
 // A token lives in exactly one region. New tokens enter sink or recent (middle when the cache keeps no recent tokens) and
-// are demoted from recent to middle in batches. Where the middle takes blocks of slots only, a batch is 32 tokens of one sequence,
+// are demoted from recent to middle in batches. Where the middle takes token blocks only, a batch is 32 tokens of one sequence,
 // and fewer wait in recent.
 //
 // The middle's cells say which tokens there are. Some layers may keep a selection of them: those of a sliding window (ring.h), or
@@ -61,10 +61,10 @@ public:
     // Cells that no new token can take: used ones, and what is left of the middle's broken blocks.
     int n_occupied() const;
     uint64_t n_visited() const;  // Cells::n_visited of all cells
-    // Changes whenever slots change hands other than by claim() of free ones: a copy of the cells is stale then.
+    // Changes whenever cells change, except when claim() takes free ones: a copy of the cells is stale then.
     uint64_t version() const { return version_; }
 
-    // Where a token's row of this layer is; slot -1: nowhere, no query of the layer sees it again.
+    // Where a token's row of this layer is; slot -1: there is none, as no query of the layer sees the token again.
     SlotRef row_of(const SlotRef& at, int layer) const;
     // Moves that have a row in this layer, to where it is there.
     std::vector<RowMove> moves_of(int layer, std::span<const RowMove> moves) const;
@@ -73,11 +73,11 @@ public:
     void check_seq(int seq) const;
     // Errors: Error when fewer than n cells are free.
     void check_room(size_t n) const;
-    // Slots for new tokens (positions must be new in their sequence). Those that settle in blocks lie there in the order of their
-    // positions. At most n_ubatch of them, where there is a ring and they do not settle. Errors: Error for no room; in recent, where
-    // the middle takes blocks only. The tokens that were there are still there then, and nothing has been counted.
+    // Slots for new tokens, whose positions must be new in their sequence. Tokens that settle in token blocks lie there in the order of
+    // their positions. With a ring, tokens that do not settle are at most n_ubatch. Errors: Error where there is no room, in the recent
+    // region too if the middle takes token blocks only. The cache is then as it was.
     std::vector<SlotRef> claim(const NewTokens& tokens);
-    // Gives back what claim() gave last. Tokens that had to go for it stay away.
+    // Undoes the last claim(). Tokens that were evicted for it stay evicted.
     void take_back(std::span<const SlotRef> slots);
     // Slots of the middle for what is no longer recent, once a sequence has a batch more than its window; empty: for none. The tokens
     // are in both until leave_recent(). n_ahead: so many of the latest tokens may be taken back, and push nothing out. Precondition:

@@ -1,6 +1,6 @@
-// The ring: the middle of layers with a sliding window, as many slots as their windows need. Its tokens are those of the middle
-// that some sequence's next token may see in the longest of these windows, and as many older ones as there is room for: what is
-// removed from the end of a sequence brings them back into sight.
+// The ring: slots of the middle for layers with a sliding window, as many as their windows need. It holds the tokens that a sequence's
+// next token may see in the longest of these windows, and as many older ones as there is room for: when tokens are removed from a
+// sequence's end, its next token sees those again.
 #pragma once
 
 #include <vector>
@@ -18,8 +18,8 @@ public:
     Cells& cells() { return cells_; }
     // Whether some sequence that holds the token will see it again.
     bool is_seen_again(const Placement& all, const Token& token) const;
-    // Gives slots back whose tokens no query will see again, those first that left their window first. True: some had one. Errors:
-    // Error when fewer than n would be free then; nothing has changed.
+    // Frees slots whose tokens no query will see again, the oldest first, so that n are free. True: some were freed. Errors: Error when
+    // fewer than n can be free; nothing has changed.
     bool make_room(const Placement& all, int n);
 
     void allocate() override { cells_.allocate(); }

@@ -1,6 +1,6 @@
-// Which tokens of the middle some layers keep, where these are not all: those of their windows (ring.h), or the ones that
-// attention was paid to (eviction.h). A kind of placement: it has slots of its own for its layers, and follows the verbs
-// of the whole (placement.h).
+// The tokens of the middle that some layers keep, where these are not all: those of their windows (ring.h), or the ones that have
+// received most attention (eviction.h). A selection is a kind of placement: it has slots of its own for its layers, and takes part in
+// every verb of Placement.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ struct RowMove {
     int ring;  // -1: no window reaches it
 };
 
-// New tokens. settles: they are whole sequences, and every token goes where it is when the last has come.
+// New tokens. settles: they are whole sequences, and each token goes to the region that it is in after the last one.
 struct NewTokens {
     std::span<const int32_t> pos;
     std::span<const int32_t> seq;
@@ -57,7 +57,8 @@ public:
     // Once all slots of a batch are released: forgets what enter() counted.
     virtual void take_back() {}
 
-    // Cells in which tokens are removed, copied and shifted as in the middle's; null: only whole sequences may be, and go by forget().
+    // Cells in which tokens are removed, copied and shifted as in the middle's. Null: that is possible for whole sequences only, by
+    // forget().
     virtual Cells* follower() = 0;
     virtual void forget(int seq) = 0;  // a sequence has no tokens any more
     virtual void clear() = 0;

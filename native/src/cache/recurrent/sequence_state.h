@@ -1,9 +1,8 @@
-// What recurrent layers keep of a sequence: one state of fixed size, however long it is. Knows slots and positions, and nothing of what
-// a state means.
+// What recurrent layers keep of a sequence: one state of fixed size, however long the sequence is. It knows slots and positions, and not
+// what a state means.
 //
-// A state cannot be taken back token by token. So a sequence keeps some of its earlier ones, snapshots: the one before its last ubatch,
-// in a slot of the device, those between its last ubatch's guesses, and copies in the host's memory of those behind prompts. It can go on
-// from each of these.
+// A state cannot be undone token by token. So a sequence keeps snapshots of earlier ones, from each of which it can go on: in slots of the
+// device the state before its last ubatch and those between the guesses of that, and copies in the host's memory of states behind prompts.
 //
 // A ubatch reads its sequences' slots and writes others, which become the sequences' own when it has run: a failure changes nothing.
 // Sequences that share their tokens share slots.
@@ -41,7 +40,7 @@ public:
     size_t slot_bytes() const { return slot_bytes_; }
     int n_slots() const { return static_cast<int>(uses_.size()); }
 
-    // The slots of a ubatch: what its sequences, each once, have and where it goes.
+    // The slots of a ubatch: for each of its sequences the one that is read and the one that is written.
     struct Step {
         std::vector<int32_t> from;
         std::vector<int64_t> to;  // of all sequences the last state, then of all the one before it, …
@@ -53,7 +52,7 @@ public:
     // The ubatch has run; ends: positions behind each sequence's last token.
     void commit(const Step& step, std::span<const int32_t> ends);
     void abandon(const Step& step);
-    // Copies what the sequence has now to the host, where it stays as others come.
+    // Copies the sequence's present state to the host.
     void keep_copy(int seq);
 
     // Position behind the last token that the sequence's state has seen.
@@ -62,9 +61,9 @@ public:
     // The largest such position, at most `limit`, of a snapshot; 0: only the beginning.
     int32_t resumable(int seq, int32_t limit) const;
     bool has(int seq, int32_t end) const { return resumable(seq, end) == end; }
-    // Goes back. end: one that has() is true of.
+    // Goes back to a snapshot. end: one that has() is true of.
     void rewind(int seq, int32_t end);
-    // What dst goes on from, in place of what it has. end: one that has() is true of in src.
+    // dst goes on from a snapshot of src, in place of its own. end: one that has() is true of in src.
     void copy(int src, int dst, int32_t end);
     void remove(int seq) { rewind(seq, 0); }
     void clear();

@@ -31,20 +31,20 @@ void Rows::encode(int layer, bool value_side, std::span<const RowMove> moves) co
 }
 
 // K into blocks, 32 moves each.
-void Rows::move_to_blocks(int layer, std::span<const RowMove> moves) const {
+void Rows::move_to_token_blocks(int layer, std::span<const RowMove> moves) const {
     const RowLayout& to = k_layout(middle_, layer);
-    for (size_t first = 0; first < moves.size(); first += block_slots) {
-        std::array<int, block_slots> slots;
-        std::array<const uint8_t*, block_slots> rows;
+    for (size_t first = 0; first < moves.size(); first += token_block_slots) {
+        std::array<int, token_block_slots> slots;
+        std::array<const uint8_t*, token_block_slots> rows;
         for (size_t i = 0; i < rows.size(); i++) {
             slots[i] = moves[first + i].from;
             rows[i] = k_row(recent_, layer, slots[i]);
         }
         uint8_t* const block = k_row(middle_, layer, moves[first].to);
         if (is_full(recent_, layer)) {
-            write_block(to, middle_values(layer, false, slots).data(), block);
+            write_token_block(to, middle_values(layer, false, slots).data(), block);
         } else {
-            move_block(k_layout(recent_, layer), rows.data(), to, block);
+            move_token_block(k_layout(recent_, layer), rows.data(), to, block);
         }
     }
 }
@@ -55,8 +55,8 @@ void Rows::demote(int layer, std::span<const RowMove> moves) {
         if (!has_side(layer, value_side)) continue;
         const RowLayout& from = layout(recent_, layer, value_side);
         const RowLayout& to = layout(middle_, layer, value_side);
-        if (in_blocks(to)) {
-            move_to_blocks(layer, moves);
+        if (in_token_blocks(to)) {
+            move_to_token_blocks(layer, moves);
         } else if (is_full(recent_, layer)) {
             encode(layer, value_side, moves);
         } else {

@@ -37,7 +37,7 @@ RowPlan plan_row(const std::string& region, const char* side, const TensorSpec& 
                      " channels for ", format_name(format), " rows; choose another --kv",
                      whole ? "-" + region : std::string(), "; got ", width);
             }
-            if (format_in_blocks(format)) {
+            if (format_in_token_blocks(format)) {
                 if (whole) {
                     fail("kv_" + region, "expected a format of single tokens, as ", format_name(format_of_rows(format)),
                          ": blocks of 32 are for K of compressed tokens; got ", format_name(format));
@@ -80,9 +80,9 @@ void Rows::add_middle(int n_slots, bool is_selected, const std::vector<bool>& in
     regions_.push_back(make_region("ring", n_ring, std::nullopt, is_in));
 }
 
-bool Rows::takes_blocks() const {
+bool Rows::takes_token_blocks() const {
     return std::any_of(spec_.layers.begin(), spec_.layers.end(), [this](const LayerCacheSpec& layer) {
-        return in_blocks(plan_row("middle", "k", layer.k, std::nullopt, options_.k_format).view());
+        return in_token_blocks(plan_row("middle", "k", layer.k, std::nullopt, options_.k_format).view());
     });
 }
 
@@ -101,7 +101,7 @@ RegionRows Rows::make_region(std::string name, int n_slots, const std::optional<
             const int side = value_side ? 1 : 0;
             const bool takes_whole = full && has_side(il, value_side);
             const TensorSpec& spec = takes_whole ? whole : value_side ? layer_spec(il).v : layer_spec(il).k;
-            const std::optional<Format> chosen = value_side ? options_.v_format : options_.k_format;
+            const std::optional<Format> chosen = chosen_format(il, value_side);
             layer.plan[side] = plan_row(region.name, value_side ? "v" : "k", spec, whole_format(exact, chosen), chosen);
             layer.layout[side] = layer.plan[side].view();
             layer.offset[side] = offset;
@@ -109,9 +109,46 @@ RegionRows Rows::make_region(std::string name, int n_slots, const std::optional<
             offset += bytes;
             region.bytes[side] += bytes;
         }
+        if (layer_spec(il).is_mla()) {
+            if (has_row_scale(layer.layout[1])) {
+                fail("kv",
+                     "expected a format whose segments have scales of their own, as q4, for rows that are keys and ",
+                     "values in one (MLA); got one of n8 … n1 in ", region.name);
+            }
+            GroupLayout values = layer.layout[1].groups[0];
+            const int n = layer_spec(il).key_only;
+            values = {values.column + n, values.width - n, values.kept - n, values.first_segment, values.n_segments};
+            const SegmentLayout* const segments = layer.layout[1].segments;
+            for (; values.n_segments > 0 && segments[values.first_segment].column < values.column;
+                 values.n_segments--) {
+                values.first_segment++;
+            }
+            layer.value_groups = {values};
+        }
         region.layers.push_back(std::move(layer));
     }
     return region;
+}
+
+RowLayout Rows::values_layout(int region, int layer) const {
+    RowLayout found = v_layout(region, layer);
+    const LayerRows& rows = regions_[static_cast<size_t>(region)].layers[static_cast<size_t>(layer)];
+    if (!rows.value_groups.empty()) found.groups = rows.value_groups.data();
+    return found;
+}
+
+// Of MLA's rows, which are keys and values, K's format comes first, as llama.cpp has it.
+std::optional<Format> Rows::chosen_format(int layer, bool value_side) const {
+    const bool is_keys = layer_spec(layer).is_mla() && options_.k_format;
+    if (is_keys && format_in_token_blocks(*options_.k_format)) {
+        fail("kv k", "expected a format of single tokens, as rows are keys and values in one (MLA); choose --kv ",
+             format_name(format_of_rows(*options_.k_format)), "; got ", format_name(*options_.k_format));
+    }
+    if (is_keys && options_.v_format && *options_.v_format != *options_.k_format) {
+        fail("kv v", "expected K's format, ", format_name(*options_.k_format),
+             ", as rows are keys and values in one (MLA); got ", format_name(*options_.v_format));
+    }
+    return !value_side || is_keys ? options_.k_format : options_.v_format;
 }
 
 void Rows::allocate() {

@@ -30,10 +30,11 @@ public:
 };
 
 struct LayerRows {
-    RowPlan plan[2];            // of K and V
-    RowLayout layout[2];        // of plan
-    bool held = true;           // whether the region has rows of it
-    size_t offset[2] = {0, 0};  // of slot 0 in the region's storage
+    RowPlan plan[2];                        // of K and V
+    RowLayout layout[2];                    // of plan
+    std::vector<GroupLayout> value_groups;  // of MLA: V's, without what is the key's alone
+    bool held = true;                       // whether the region has rows of it
+    size_t offset[2] = {0, 0};              // of slot 0 in the region's storage
 };
 
 struct RegionRows {
@@ -73,7 +74,7 @@ public:
     int n_layers() const { return static_cast<int>(spec_.layers.size()); }
     int middle() const { return middle_; }
     int recent() const { return recent_; }
-    bool takes_blocks() const;  // whether K of the middle lies in blocks, in some layer
+    bool takes_token_blocks() const;  // whether K of the middle lies in token blocks, in some layer
     bool has_rows(int layer) const { return layer_spec(layer).has_rows(); }
     bool has_side(int layer, bool value_side) const {
         return has_rows(layer) && (value_side || !layer_spec(layer).key_of_value());
@@ -104,6 +105,9 @@ public:
     }
     const RowLayout& k_layout(int region, int layer) const { return layout(region, layer, false); }
     const RowLayout& v_layout(int region, int layer) const { return layout(region, layer, true); }
+    // V's rows as attention reads values from them: with MLA without the channels of the key alone.
+    RowLayout values_layout(int region, int layer) const;
+    bool is_mla(int layer) const { return layer_spec(layer).is_mla(); }
     uint8_t* row(int region, int layer, bool value_side, int slot) const {  // null in a forecast
         const RegionRows& held = this->region(region, layer);
         const LayerRows& rows = held.layers[static_cast<size_t>(layer)];
@@ -127,10 +131,11 @@ private:
     template <typename F>
     RegionRows make_region(std::string name, int n_slots, const std::optional<RegionFormat>& exact, F&& holds) const;
     void allocate(RegionRows& region) const;
+    std::optional<Format> chosen_format(int layer, bool value_side) const;
     const LayerCacheSpec& layer_spec(int layer) const { return spec_.layers[static_cast<size_t>(layer)]; }
     std::vector<float> middle_values(int layer, bool value_side, std::span<const int> slots) const;
     void encode(int layer, bool value_side, std::span<const RowMove> moves) const;
-    void move_to_blocks(int layer, std::span<const RowMove> moves) const;
+    void move_to_token_blocks(int layer, std::span<const RowMove> moves) const;
 
     CacheSpec spec_;
     KvCacheOptions options_;

@@ -88,7 +88,7 @@ void check_next_format(std::string_view where, const std::vector<Format>& plan, 
     }
 }
 
-// A row has one scale, or each of its segments its own.
+// A row has the scales, or each of its segments its own.
 void check_scales(std::string_view where, const std::vector<std::vector<Format>>& plan) {
     std::optional<Format> first;
     for (const std::vector<Format>& group : plan) {
@@ -108,7 +108,9 @@ void read_tensor(const GgufFile& file, const HParams& h, const TensorKeys& keys,
                  const std::vector<bool>& is_full, std::vector<LayerCacheSpec>& layers) {
     const auto groups = need(file.find_u32_array(keys.group), keys.group);
     expect_length(keys.group, layers.size(), groups.size());
-    Flat<uint32_t> ranks{keys.ranks, need(file.find_u32_array(keys.ranks), keys.ranks)};
+    const bool has_none = h.has_mla() && tensor == &LayerCacheSpec::k;  // and an array has at least one entry
+    Flat<uint32_t> ranks{keys.ranks,
+                         has_none ? std::vector<uint32_t>{} : need(file.find_u32_array(keys.ranks), keys.ranks)};
     Flat<uint32_t> counts{keys.segment_counts,
                           file.find_u32_array(keys.segment_counts).value_or(std::vector<uint32_t>{})};
     Flat<uint32_t> widths{keys.segment_widths,
@@ -178,7 +180,7 @@ void read_tensor(const GgufFile& file, const HParams& h, const TensorKeys& keys,
                         fail(keys.segment_formats, "expected a known row format (docs/gguf.md)", "; got ",
                              quoted(name));
                     }
-                    if (tensor == &LayerCacheSpec::v && format_in_blocks(*format)) {
+                    if (tensor == &LayerCacheSpec::v && format_in_token_blocks(*format)) {
                         fail(keys.segment_formats, "expected formats of single tokens for V; got ", name);
                     }
                     check_next_format(keys.segment_formats, plan, *format, segments[s]);
@@ -200,27 +202,49 @@ void read_tensor(const GgufFile& file, const HParams& h, const TensorKeys& keys,
 Format read_region_format(const GgufFile& file, std::string_view key) {
     const std::string name(file.find_string(key).value_or("f16"));
     const auto format = parse_format(name);
-    if (!format || *format == Format::none || format_in_blocks(*format)) {
+    if (!format || *format == Format::none || format_in_token_blocks(*format)) {
         fail(key, "expected a row format that stores single tokens (docs/gguf.md); got ", quoted(name));
     }
     return *format;
 }
 
 // A format of blocks that the layer's K asks for.
-std::optional<Format> find_blocks(const LayerCacheSpec& layer) {
+std::optional<Format> find_token_blocks(const LayerCacheSpec& layer) {
     for (const std::vector<Format>& group : layer.k.formats.value_or(std::vector<std::vector<Format>>{})) {
-        const auto found = std::find_if(group.begin(), group.end(), format_in_blocks);
+        const auto found = std::find_if(group.begin(), group.end(), format_in_token_blocks);
         if (found != group.end()) return *found;
     }
     return std::nullopt;
 }
 
-void refuse_blocks(const CacheSpec& spec) {
+void refuse_token_blocks(const CacheSpec& spec) {
     for (const LayerCacheSpec& layer : spec.layers) {
-        if (const auto format = find_blocks(layer)) {
+        if (const auto format = find_token_blocks(layer)) {
             fail(key::k_segment_formats, "expected ", key::recent, " or ", key::recent_ratio,
                  " above 0 beside blocks of 32 tokens, which wait there until they are full; got ",
                  format_name(*format));
+        }
+    }
+}
+
+// A row of MLA begins with its turned channels, which are segments of their own and are never dropped.
+void check_turned(const MlaSizes& sizes, const CacheSpec& spec) {
+    for (const LayerCacheSpec& layer : spec.layers) {
+        const std::vector<int>& widths = layer.v.segments.front();
+        int width = 0;
+        size_t n = 0;
+        while (n < widths.size() && width < sizes.n_rot) width += widths[n++];
+        if (width != sizes.n_rot || n == widths.size()) {
+            fail(key::v_segment_widths, "expected segments of the ", sizes.n_rot,
+                 " turned channels first, and then of the latent; got ", widths.front(), " and others");
+        }
+        if (!layer.v.formats) continue;
+        const std::vector<Format>& formats = layer.v.formats->front();
+        if (formats[n - 1] == Format::none) fail(key::v_segment_formats, "expected turned channels stored; got none");
+        for (const Format format : formats) {
+            if (!format_scaled_by_row(format)) continue;
+            fail(key::v_segment_formats, "expected formats whose segments have scales of their own with MLA; got ",
+                 format_name(format));
         }
     }
 }
@@ -243,7 +267,18 @@ TensorSpec TensorSpec::full(int n_kv, int head_dim) {
     return spec;
 }
 
+TensorSpec TensorSpec::mla(const MlaSizes& sizes) {
+    constexpr int step = 128;  // channels that share a scale, as those of a usual head
+    TensorSpec spec;
+    spec.ranks = {static_cast<int>(sizes.row())};
+    spec.segments = {{sizes.n_rot}};
+    const int width = sizes.kv_rank % step == 0 ? step : sizes.kv_rank;
+    spec.segments[0].insert(spec.segments[0].end(), static_cast<size_t>(sizes.kv_rank / width), width);
+    return spec;
+}
+
 bool LayerCacheSpec::exact_is_full() const {
+    if (is_mla()) return false;
     const bool k_full = k_path == KPath::full || key_of_value();
     const bool v_full = v_path == VPath::full;
     return (k_full || k.encoded) && (v_full || v.encoded) && !(k_full && v_full);
@@ -310,7 +345,14 @@ CacheSpec read_cache_spec(const GgufFile& file, const HParams& h) {
     if (!k_paths) {
         for (size_t il = 0; il < spec.layers.size(); il++) {
             if (!h.makes_rows(static_cast<int>(il))) continue;
-            spec.layers[il].k = spec.layers[il].v = TensorSpec::full(h.heads[il].n_kv, h.heads[il].head_dim);
+            LayerCacheSpec& layer = spec.layers[il];
+            if (h.has_mla()) {
+                layer.k_path = KPath::value;
+                layer.v = TensorSpec::mla(h.mla);
+                layer.key_only = h.mla.n_rot;
+                continue;
+            }
+            layer.k = layer.v = TensorSpec::full(h.heads[il].n_kv, h.heads[il].head_dim);
         }
         spec.master = read_master(file, spec.widths(&LayerCacheSpec::k), spec.widths(&LayerCacheSpec::v));
         return spec;
@@ -332,7 +374,14 @@ CacheSpec read_cache_spec(const GgufFile& file, const HParams& h) {
         if (layer.k_path == KPath::absorbed && h.block.position == Position::rope) {
             fail(key::k_path, "expected rebuild or rotated where positions are rotary", "; got ", "absorbed");
         }
-        if (layer.key_of_value() && (!h.block.value_of_key || !h.block.value_norm || layer.v_path == VPath::full)) {
+        if (h.has_mla()) {
+            if (!layer.key_of_value() || layer.v_path != VPath::latent) {
+                fail(key::k_path, "expected value beside latent with MLA, whose rows are keys and values in one; got ",
+                     path_name(layer.k_path), " and ", path_name(layer.v_path), " in layer ", il);
+            }
+            layer.key_only = h.mla.n_rot;
+        } else if (layer.key_of_value() &&
+                   (!h.block.value_of_key || !h.block.value_norm || layer.v_path == VPath::full)) {
             fail(key::k_path, "expected value_of_key, value_norm and a latent V beside keys of its rows in layer ", il,
                  "; got ", path_name(layer.k_path), " and ", path_name(layer.v_path));
         }
@@ -359,8 +408,9 @@ CacheSpec read_cache_spec(const GgufFile& file, const HParams& h) {
             !k_full[il] && !spec.layers[il].key_of_value() && file.find_tensor(blk + "attn_k_e.weight") != nullptr;
         spec.layers[il].v.encoded = !v_full[il] && file.find_tensor(blk + "attn_v_e.weight") != nullptr;
     }
+    if (h.has_mla()) check_turned(h.mla, spec);
     if (spec.recent == 0 && spec.recent_ratio == 0.0F) {
-        refuse_blocks(spec);
+        refuse_token_blocks(spec);
     }
     spec.master = read_master(file, spec.widths(&LayerCacheSpec::k), spec.widths(&LayerCacheSpec::v));
     return spec;

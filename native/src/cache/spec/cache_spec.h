@@ -27,6 +27,8 @@ struct TensorSpec {
 
     // Full rows: one segment per head.
     static TensorSpec full(int n_kv, int head_dim);
+    // Full rows of MLA: a segment of turned channels, then those of the latent.
+    static TensorSpec mla(const MlaSizes& sizes);
     int rank_sum() const;
     int rank_max() const;
 };
@@ -36,11 +38,17 @@ struct LayerCacheSpec {
     VPath v_path = VPath::full;
     TensorSpec k;
     TensorSpec v;
+    // With MLA the first channels of V's rows, which are of the key alone: a key is the whole row as it is. Else 0.
+    int key_only = 0;
 
     // Whether tokens have rows: not in one that reads another layer's, or mixes them by a recurrence.
     bool has_rows() const { return !v.ranks.empty(); }
-    // Whether keys are made of the rows of V, and K has none.
+    // Whether K has no rows: keys are V's rows, or made of them.
     bool key_of_value() const { return k_path == KPath::value; }
+    bool is_mla() const { return key_only > 0; }
+    bool rebuilds_key_of_value() const { return key_of_value() && !is_mla(); }
+    // With MLA: channels of the latent that every head's values are made of.
+    int mla_rank() const { return v.ranks.front() - key_only; }
     // Whether exact tokens are stored as full rows of K and V, unlike those of the middle.
     bool exact_is_full() const;
 };

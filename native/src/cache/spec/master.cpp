@@ -55,7 +55,7 @@ std::vector<float> read_costs(const GgufFile& file, std::string_view key, size_t
 std::vector<Format> read_exact_formats(const GgufFile& file) {
     std::vector<Format> formats = read_names(file, key::budget_exact_formats);
     for (const Format format : formats) {
-        if (format == Format::none || format_in_blocks(format)) {
+        if (format == Format::none || format_in_token_blocks(format)) {
             fail(key::budget_exact_formats, "expected row formats that store single tokens; got ", format_name(format));
         }
     }

@@ -18,7 +18,7 @@ int bytes_of(const SegmentLayout& segment, int width) {
 
 // A sequence's rows in another layout: never coarser than those that this cache would have written.
 void check_finer(const RowLayout& from, const RowLayout& to) {
-    bool finer = !in_blocks(from) && !in_blocks(to);
+    bool finer = !in_token_blocks(from) && !in_token_blocks(to);
     for (int g = 0; finer && g < to.n_groups; g++) {
         const GroupLayout& gf = from.groups[g];
         const GroupLayout& gt = to.groups[g];

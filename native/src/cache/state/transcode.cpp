@@ -117,7 +117,7 @@ Transcoder::Source Transcoder::source_of(const Token& token, size_t il) const {
 size_t Transcoder::load(const Source& source, size_t il, int side) {
     const SavedLayer& layer = source.region->layers[il];
     const auto row_bytes = static_cast<size_t>(layer.plan[side].row_bytes());
-    const size_t block = lkv::in_blocks(layer.plan[side].view()) ? block_slots : 1;
+    const size_t block = lkv::in_token_blocks(layer.plan[side].view()) ? token_block_slots : 1;
     const size_t first = source.index / block * block;
     if (first + block > source.region->tokens.size()) {
         fail("state", "expected whole blocks of ", block, " slots; got ", source.region->tokens.size(), " slots");
@@ -186,11 +186,11 @@ void Transcoder::write(size_t il, int side) {
         const RowLayout& to = layer.layout[side];
         const auto row_bytes = static_cast<size_t>(to.row_bytes);
         uint8_t* const rows = place.target->rows + layer.offset[side];
-        const bool blocks = lkv::in_blocks(to);
+        const bool blocks = lkv::in_token_blocks(to);
         const auto belongs = [&](size_t i) {
             const Place other = place_of(tokens_[i], il);
             return other.target == place.target && other.slot >= 0 &&
-                   (!blocks || other.slot / block_slots == place.slot / block_slots);
+                   (!blocks || other.slot / token_block_slots == place.slot / token_block_slots);
         };
         size_t end = first + 1;
         while (end < tokens_.size() && end - first < rows_at_once && belongs(end)) end++;
@@ -198,11 +198,12 @@ void Transcoder::write(size_t il, int side) {
         const auto width = static_cast<size_t>(to.width);
         if (blocks) {
             values(tokens, il, side, width, x);
-            x.resize(static_cast<size_t>(block_slots) * width);
-            for (size_t i = tokens.size(); i < static_cast<size_t>(block_slots); i++) {  // widens no channel's range
+            x.resize(static_cast<size_t>(token_block_slots) * width);
+            for (size_t i = tokens.size(); i < static_cast<size_t>(token_block_slots);
+                 i++) {  // widens no channel's range
                 std::copy_n(&x[(tokens.size() - 1) * width], width, &x[i * width]);
             }
-            write_block(to, x.data(), rows + static_cast<size_t>(place.slot) * row_bytes);
+            write_token_block(to, x.data(), rows + static_cast<size_t>(place.slot) * row_bytes);
         } else {
             write_single(tokens, il, side, to, rows);
         }
@@ -219,7 +220,7 @@ void Transcoder::write_single(std::span<const Token> tokens, size_t il, int side
         const Source source = source_of(token, il);
         const RowLayout from = source.region->layers[il].plan[side].view();
         const bool was_full = is_full(source, il);
-        if (was_full != place_of(token, il).full || rotates(il, side) || lkv::in_blocks(from)) {
+        if (was_full != place_of(token, il).full || rotates(il, side) || lkv::in_token_blocks(from)) {
             coded.push_back(token);
             continue;
         }

@@ -8,7 +8,7 @@
 //   kept      under eviction (kept.h)
 //   states    where layers are recurrent (recurrent.h)
 //
-// Where tokens lie in blocks, a block in use is saved whole: its rows hold numbers of each other. Slots without a token have
+// Where tokens lie in token blocks, a block in use is saved whole: its rows hold numbers of each other. Slots without a token have
 // pos −1 and seq 0. A row that sequences share is there once, and is shared again.
 //
 // A sequence may be saved in parts, each a state of the tokens between two positions. The ring goes with the last part; of a

@@ -141,12 +141,12 @@ LKV_ALONE void segment_scores(const Segment& segment, const float* const* q, flo
     }
 }
 
-// For a format of blocks: scale and minimum belong to the channels, so they go to the queries, once per block.
+// For a format of token blocks: scale and minimum belong to the channels, so they go to the queries, once per block.
 template <class F, int R>
-LKV_ALONE void block_scores(const Segment& segment, int64_t stride, const float* const* q, float* const* scores) {
+LKV_ALONE void token_block_scores(const Segment& segment, int64_t stride, const float* const* q, float* const* scores) {
     constexpr int S = n_accumulators / R;
     constexpr int span = 128;  // channels at a time
-    for (int b = 0; b < tile_slots / block_slots; b++) {
+    for (int b = 0; b < tile_slots / token_block_slots; b++) {
         if (segment.rows.block[b] == nullptr) continue;
         for (int first = 0; first < segment.width; first += span) {
             const int n = std::min(span, segment.width - first);
@@ -167,16 +167,16 @@ LKV_ALONE void block_scores(const Segment& segment, int64_t stride, const float*
                 constant[r] = lkv::sum(total);
                 x[r] = scaled[r];
             }
-            float product[R][block_slots];
-            for (int s = 0; s < block_slots; s += S) {
+            float product[R][token_block_slots];
+            for (int s = 0; s < token_block_slots; s += S) {
                 float products[n_accumulators];
-                store8(products,
-                       code_products<F, R>(segment, b * block_slots + s, first / chunk_width, n / chunk_width, x));
+                store8(products, code_products<F, R>(segment, b * token_block_slots + s, first / chunk_width,
+                                                     n / chunk_width, x));
                 for (int r = 0; r < R; r++) memcpy(&product[r][s], &products[r * S], S * sizeof(float));
             }
             for (int r = 0; r < R; r++) {
-                float* const out = scores[r] + b * block_slots;
-                for (int s = 0; s < block_slots; s += lanes) {
+                float* const out = scores[r] + b * token_block_slots;
+                for (int s = 0; s < token_block_slots; s += lanes) {
                     store8(out + s, load8(out + s) + load8(product[r] + s) + splat(constant[r]));
                 }
             }
@@ -301,10 +301,10 @@ void direct_scores(const RowLayout& layout, const GroupLayout& group, const Tile
         for (int s = 0; s < tile_slots; s++) scores[r][s] = 0.0f;
     }
     for_segments(layout, group, rows, ahead, [&](Format format, const Segment& segment) {
-        if (format_in_blocks(format)) {
-            with_block_format(format, [&](auto f) {
+        if (format_in_token_blocks(format)) {
+            with_token_block_format(format, [&](auto f) {
                 for_row_blocks(n_rows, [&](auto n, int r) {
-                    block_scores<decltype(f), decltype(n)::value>(segment, layout.row_bytes, q + r, scores + r);
+                    token_block_scores<decltype(f), decltype(n)::value>(segment, layout.row_bytes, q + r, scores + r);
                 });
             });
             return;

@@ -1,7 +1,7 @@
 // Attention of a few query rows straight on stored rows: for one token the dequantized tile would cost more to write and
 // read back than the products themselves. Scale and offset stay out of the inner loop:
 //   q · x = scale · Σ q·code + offset · Σ q          Σ_t p_t x_t = Σ_t (p_t·scale_t) code_t + Σ_t p_t·offset_t
-//   q · x = Σ (q·scale)·code + Σ q·offset            where a block of slots has them per channel
+//   q · x = Σ (q·scale)·code + Σ q·offset            where a token block has them per channel
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ constexpr int max_direct_rows = 8;  // past this, one dequantized tile and a mat
 void direct_scores(const RowLayout& layout, const GroupLayout& group, const TileRows& rows, ReadAhead& ahead,
                    int n_rows, const float* const* q, float* const* scores);
 
-// out[r][c] += Σ_slot weights[r][slot] · value(slot, c). Not for formats of blocks.
+// out[r][c] += Σ_slot weights[r][slot] · value(slot, c). Not for formats of token blocks.
 void direct_values(const RowLayout& layout, const GroupLayout& group, const TileRows& rows, ReadAhead& ahead,
                    int n_rows, const float* const* weights, float* const* out);
 

@@ -29,7 +29,6 @@ public:
         return p;
     }
 
-    void skip(size_t bytes) { at_ += bytes; }
     size_t bytes() const { return at_ - begin_; }
 
 private:

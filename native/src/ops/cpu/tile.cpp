@@ -82,11 +82,11 @@ void segment_by_slot(const uint8_t* const* rows, int offset, int width, int firs
     }
 }
 
-// The same for a format of blocks. offset: of the segment in a row.
+// The same for a format of token blocks. offset: of the segment in a row.
 template <class F>
-void block_by_channel(const TileRows& rows, int offset, int width, int64_t stride, float* dst, ptrdiff_t panel) {
+void token_block_by_channel(const TileRows& rows, int offset, int width, int64_t stride, float* dst, ptrdiff_t panel) {
     constexpr int span = 128;  // channels whose scale and minimum are at hand
-    for (int b = 0; b < tile_slots / block_slots; b++) {
+    for (int b = 0; b < tile_slots / token_block_slots; b++) {
         for (int first = 0; first < width; first += span) {
             const int n = std::min(span, width - first);
             float scale[span] = {};
@@ -94,7 +94,7 @@ void block_by_channel(const TileRows& rows, int offset, int width, int64_t strid
             if (rows.block[b] != nullptr) {
                 F::affine(rows.block[b] + offset, stride, width, first, n, scale, minimum);
             }
-            for (int s0 = b * block_slots; s0 < (b + 1) * block_slots; s0 += lanes) {
+            for (int s0 = b * token_block_slots; s0 < (b + 1) * token_block_slots; s0 += lanes) {
                 float* out = dst + s0 / panel_width * panel + s0 % panel_width + first * panel_width;
                 for (int c0 = 0; c0 < n; c0 += chunk_width) {
                     f32x8 lo[lanes];
@@ -123,9 +123,9 @@ void load_by_channel(const RowLayout& layout, const GroupLayout& group, const Ti
     for (int i = group.first_segment; i < group.first_segment + group.n_segments; i++) {
         const SegmentLayout& segment = layout.segments[i];
         float* const out = dst + (segment.column - group.column) * panel_width;
-        if (format_in_blocks(static_cast<Format>(segment.format))) {
-            with_block_format(static_cast<Format>(segment.format), [&](auto f) {
-                block_by_channel<decltype(f)>(rows, segment.offset, segment.width, layout.row_bytes, out, panel);
+        if (format_in_token_blocks(static_cast<Format>(segment.format))) {
+            with_token_block_format(static_cast<Format>(segment.format), [&](auto f) {
+                token_block_by_channel<decltype(f)>(rows, segment.offset, segment.width, layout.row_bytes, out, panel);
             });
             continue;
         }

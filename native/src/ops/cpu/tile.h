@@ -72,7 +72,7 @@ private:
 // Where the rows of a tile's slots lie.
 struct TileRows {
     const uint8_t* slot[tile_slots];
-    const uint8_t* block[tile_slots / block_slots];  // first row of each block; null where no slot of it is seen
+    const uint8_t* block[tile_slots / token_block_slots];  // first row of each block; null where no slot of it is seen
 
     // rows: those of a region. seen: a bit for every slot of the tile. Slots that are not seen point at zero_row, zero bytes that every
     // format reads as finite values.
@@ -80,13 +80,18 @@ struct TileRows {
         for (int s = 0; s < tile_slots; s++) {
             slot[s] = seen >> s & 1 ? rows + (first + s) * row_bytes : zero_row;
         }
-        for (int b = 0; b < tile_slots / block_slots; b++) {
-            const int s = b * block_slots;
-            const bool use = seen >> s & ((uint64_t{1} << block_slots) - 1);
+        for (int b = 0; b < tile_slots / token_block_slots; b++) {
+            const int s = b * token_block_slots;
+            const bool use = seen >> s & ((uint64_t{1} << token_block_slots) - 1);
             block[b] = use ? rows + (first + s) * row_bytes : nullptr;
         }
     }
 };
+
+// Of rows that have scales, those at byte `at`. scales: [64]
+inline void row_scales(const TileRows& rows, int at, float* scales) {
+    for (int s = 0; s < tile_slots; s++) scales[s] = load_half(rows.slot[s] + at);
+}
 
 // Prefetches, front to back, the bytes that the next tile will read, as many as are being read now. Heads pick 64 to 128
 // bytes out of each row, so the processor sees strides, guesses nothing and waits; memory wants the rows in order.
@@ -113,7 +118,7 @@ private:
 // dst: [4][kept][16].
 void load_by_channel(const RowLayout& layout, const GroupLayout& group, const TileRows& rows, float* dst);
 
-// dst: [ceil(kept / 16)][64][16]. Not for formats of blocks.
+// dst: [ceil(kept / 16)][64][16]. Not for formats of token blocks.
 void load_by_slot(const RowLayout& layout, const GroupLayout& group, const TileRows& rows, float* dst);
 
 }  // namespace lkv

@@ -92,7 +92,7 @@ public:
         enter();
         inputs_.attach(cache);
         warm_up_.attach(cache, model.hparams());
-        layers_.attach(model, cache, ropes, constants, run, inputs_, device_);
+        layers_.attach(model, cache, ropes, constants, run, inputs_);
         masses_.attach(cache);
     }
     void attach_exact(const Model& model, const KvCache& rows, const LayerCacheSpec& spec, int layer,
@@ -100,7 +100,7 @@ public:
         enter();
         exact_ = std::make_unique<ExactLayer>(rows, device_);
         exact_->inputs.attach(rows);
-        exact_->layers.attach_alone(model, rows, spec, layer, ropes, constants, exact_->inputs, device_);
+        exact_->layers.attach_alone(model, rows, spec, layer, ropes, constants, exact_->inputs);
     }
     void detach_exact() override {
         enter();
@@ -124,7 +124,8 @@ public:
     void prepare(const Graph& graph) override;
     ggml_status compute(ggml_cgraph* graph) override;
     void move_rows(const KvCache& cache, int from, int to, std::span<const RowMove> slots) override;
-    void write_blocks(const KvCache& cache, int layer, const float* rows, std::span<const RowMove> moves) override;
+    void write_token_blocks(const KvCache& cache, int layer, const float* rows,
+                            std::span<const RowMove> moves) override;
 
 private:
     void enter() const { cuda::enter(id_); }
@@ -272,7 +273,7 @@ void CudaGpu::move_rows(const KvCache& cache, int from, int to, std::span<const 
         args.k_width = cache.rows().k_layout(from, il).width;
         args.v_width = cache.rows().v_layout(from, il).width;
         check(cuda::move_rows(args, n, main_.stream()), "moving rows");
-        if (!layer.in_blocks) continue;
+        if (!layer.in_token_blocks) continue;
         const cuda::BlockArgs blocks{
             args.from.k_rows, args.from.k_row_bytes, args.from.k_segments, args.from.n_k_segments, args.from_slot,
             args.to,          args.to_slot};
@@ -281,7 +282,7 @@ void CudaGpu::move_rows(const KvCache& cache, int from, int to, std::span<const 
     check(cudaStreamSynchronize(main_.stream()), "moving rows");
 }
 
-void CudaGpu::write_blocks(const KvCache& cache, int layer, const float* rows, std::span<const RowMove> moves) {
+void CudaGpu::write_token_blocks(const KvCache& cache, int layer, const float* rows, std::span<const RowMove> moves) {
     if (moves.empty()) return;
     enter();
     const int middle = cache.placement().middle();
@@ -329,7 +330,7 @@ cudaError_t CudaGpu::encode(const cuda::Layer& layer, const cuda::RowTarget& to,
     store.region = list + 2 * n;
     std::copy_n(layer.targets, max_regions, store.targets);
     const cudaError_t stored = cuda::store_rows(store, n, main_.stream());
-    if (stored != cudaSuccess || !layer.in_blocks) return stored;
+    if (stored != cudaSuccess || !layer.in_token_blocks) return stored;
     const cuda::BlockArgs blocks = of_latents(args.k.z, args.k.n_out, nullptr, to, store.slot);
     return cuda::store_blocks(blocks, n, main_.stream());
 }

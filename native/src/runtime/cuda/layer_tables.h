@@ -14,7 +14,7 @@
 #include "ops/cuda/gpu/device_memory.h"
 #include "ops/cuda/rows/rows.h"
 #include "ops/cuda/rows/tables.h"
-#include "ops/cuda/softmax/combine.h"
+#include "ops/cuda/softmax/merge.h"
 #include "runtime/cuda/step_inputs.h"
 
 namespace lkv::cuda {
@@ -31,13 +31,13 @@ struct Layer {
     RowTarget targets[max_regions] = {};
     ProblemTables full;  // rows of the exact windows where these are full ones; behind them the batch's own
     ProblemTables latents;
-    FullRows full_rows{};         // what makes those
-    EncodeSide encoders[2] = {};  // K, V, of what leaves the recent window
-    bool splits = false;          // whether there is `full`
-    bool in_blocks = false;       // K of the middle is
-    bool in_ring = false;         // Placement::in_ring
-    int cells = 0;                // StepInputs::cells_of
-    bool middle_alone = false;    // whether `latents` is of the middle alone, or of the ring in its place
+    FullRows full_rows{};          // what makes those
+    EncodeSide encoders[2] = {};   // K, V, of what leaves the recent window
+    bool splits = false;           // whether there is `full`
+    bool in_token_blocks = false;  // K of the middle is
+    bool in_ring = false;          // Placement::in_ring
+    int cells = 0;                 // StepInputs::cells_of
+    bool middle_alone = false;     // whether `latents` is of the middle alone, or of the ring in its place
     std::vector<DeviceMemory> memory;
     Sinks sinks{};        // no logits: none
     bool fitted = false;  // whether storing a decoded token's rows takes long
@@ -56,7 +56,6 @@ struct RopeTables {
     int32_t n_rot = 0;  // 0: nothing is turned
     bool neox = false;
     float mscale = 1.0F;
-    std::vector<uint64_t> host_phases;
     DeviceMemory phases;
 };
 
@@ -67,11 +66,10 @@ class LayerTables {
 public:
     // Once, of this run's layers. Errors: Error for shapes the kernels do not take.
     void attach(const Model& model, const KvCache& cache, const Ropes& ropes, const GraphConstants& constants,
-                const LayerRun& run, const StepInputs& inputs, const Device& device);
+                const LayerRun& run, const StepInputs& inputs);
     // The same of a cache that holds one layer of the model alone, in rows as `spec` has them.
     void attach_alone(const Model& model, const KvCache& cache, const LayerCacheSpec& spec, int layer,
-                      const Ropes& ropes, const GraphConstants& constants, const StepInputs& inputs,
-                      const Device& device);
+                      const Ropes& ropes, const GraphConstants& constants, const StepInputs& inputs);
 
     // By the cache's layer.
     Layer& operator[](int il) { return layers_[static_cast<size_t>(il)]; }
@@ -94,7 +92,7 @@ private:
     void attach_shared(const Model& model, const Ropes& ropes, const GraphConstants& constants);
     // row_layer: of the cache
     void attach_layer(const Model& model, const KvCache& cache, const LayerCacheSpec& spec, const RopeTables& rope,
-                      const StepInputs& inputs, const Device& device, int il, int row_layer);
+                      const StepInputs& inputs, int il, int row_layer);
     void attach_common(Problem& problem, const RegionArgs& whole, const StepInputs& inputs) const;
     void attach_full(const Model& model, const KvCache& cache, const RopeTables& rope, const StepInputs& inputs,
                      int il);

@@ -25,7 +25,7 @@ bool rotates_full(const Model& model, const KvCache& cache, bool value_side) {
         const bool full = value_side ? spec.v_path == VPath::full : spec.k_path == KPath::full;
         for (int r = 0; full && r < cache.placement().n_regions(); r++) {
             const RowLayout& row = cache.rows().layout(r, il, value_side);
-            if (in_blocks(row)) {
+            if (in_token_blocks(row)) {
                 return false;
             }
             quantized = quantized || any_format(row, format_is_quantized);

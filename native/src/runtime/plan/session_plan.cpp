@@ -15,8 +15,8 @@ namespace {
 
 constexpr int least_evicting_ubatch = 16;
 
-// in_blocks: whether the rows may be of blocks of tokens, which are the middle's K alone.
-std::optional<Format> parse_kv(const char* flag, const std::string& name, bool in_blocks) {
+// in_token_blocks: whether the rows may lie in token blocks, as those of the middle's K may alone.
+std::optional<Format> parse_kv(const char* flag, const std::string& name, bool in_token_blocks) {
     if (name.empty()) {
         return std::nullopt;
     }
@@ -24,7 +24,7 @@ std::optional<Format> parse_kv(const char* flag, const std::string& name, bool i
     if (!format || *format == Format::none) {
         std::string known;
         for (const Format each : all_formats) {
-            if (format_in_blocks(each) && !in_blocks) continue;
+            if (format_in_token_blocks(each) && !in_token_blocks) continue;
             known += known.empty() ? "" : " ";
             known += format_name(each);
         }

@@ -63,7 +63,7 @@ def _text(recipe: Recipe, source: Source) -> str:
     """What --calib names, or the mix."""
     if recipe.calib is not None:
         return read_text(recipe.calib)
-    from . import chats, mix
+    from .text import chats, mix
 
     own = "--calib FILE takes a text of the kind that will be read"
     print(f"measuring on {', '.join(mix.KINDS)} at hand; {own}", file=sys.stderr)

@@ -22,6 +22,7 @@ from ..errors import ConvertError
 from ..ir import SIDES, Array, ModelSpec
 from ..recipe import Recipe
 from . import head
+from .mixers import mla
 from .stream import NOTHING, LayerStream, added, noting
 from .two_copies import TwoCopies
 
@@ -168,10 +169,11 @@ def _backward(
     """Measures one layer; above, below: gradients of its output and input."""
     spec, window = stream.spec.at(index), inputs.shape[1]
     with stream.layer(index, index - 1) as live:
-        names = {"k": "k", "v": "v"} | ({"normed": "k_norm"} if hasattr(live, "attn_k_norm") else {})
+        has_norm = spec.mla is None and hasattr(live, "attn_k_norm")
+        names = {"k": "k", "v": "v"} | ({"normed": "k_norm"} if has_norm else {})
         meets = {**names, "one": "v"} if spec.value_of_key and "normed" in names else names
         meters = {name: Meter(spec, len(inputs), window, sink) for name in meets}
-        biases = {side: getattr(live, f"attn_{side}").bias for side in SIDES}
+        biases = {side: getattr(live, f"attn_{side}").bias for side in SIDES if spec.mla is None}
 
         def step(row: int) -> Found:
             bottom, seen = inputs[row : row + 1].clone().requires_grad_(), dict[str, Tensor]()
@@ -181,7 +183,8 @@ def _backward(
             (down,) = torch.autograd.grad(attended, bottom, through, retain_graph=True)
             below[row] = (down + past)[0]
             rows = {name: seen[of] for name, of in names.items()}
-            slopes = as_projected(rows, *copies.found(), *copies.slopes())
+            own = as_projected if spec.mla is None else mla.as_made
+            slopes = own(rows, *copies.found(), *copies.slopes())
             if "one" in meets:  # the normed key is V times the norm's weights
                 rows["one"] = rows["v"]
                 slopes["one"] = slopes["v"] + slopes["normed"] * live.attn_k_norm.weight.repeat(spec.n_kv)

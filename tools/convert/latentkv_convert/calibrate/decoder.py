@@ -17,8 +17,9 @@ from ..compute import floats
 from ..errors import ConvertError
 from ..ir import ModelSpec
 from ..source.source import Source
-from . import delta_net, experts
+from . import experts
 from .attention import attention
+from .mixers import delta_net, mla
 from .normed import HeadNorm, NormedLinear
 from .positions import LayerPositions, Positions
 
@@ -26,7 +27,16 @@ FFN_TOKENS = 512
 Watch = Callable[[str, Tensor], Tensor]
 _OAI_ALPHA, _OAI_LIMIT = 1.702, 7.0
 # Not in bf16: what is measured, what chooses, and what decides how long a state is kept.
-_PRECISE = ("attn_k", "attn_v", "ffn_gate_inp", "ffn_gate_inp_shexp", "ssm_alpha", "ssm_beta", "ssm_ba")
+_PRECISE = (
+    "attn_k",
+    "attn_v",
+    "attn_kv_a_mqa",
+    "ffn_gate_inp",
+    "ffn_gate_inp_shexp",
+    "ssm_alpha",
+    "ssm_beta",
+    "ssm_ba",
+)
 # Stems of a delta net -> where its weight and its bias are.
 _NUMBERS = {
     "ssm_conv1d": ("ssm_conv1d.weight", "ssm_conv1d.bias"),
@@ -119,7 +129,7 @@ class Layer(nn.Module):
         self.attends = self.spec.attends(index)
         roles = {role.target for role in self.spec.tensors_of(index)}
         stems = {role.partition(".")[0] for role in roles}
-        stems |= {"attn_q", "attn_k", "attn_v"} if self.attends else set()
+        stems |= {"attn_q", "attn_k", "attn_v"} if self.attends and self.spec.mla is None else set()
         for stem in sorted(stems):
             of = "attn_k" if stem == "attn_v" and self.spec.value_of_key else stem
             setattr(self, stem, _module(source, of, index))
@@ -195,6 +205,8 @@ class Layer(nn.Module):
         return self._normed("attn_norm", x) if own is None else own(x)
 
     def attend(self, x: Tensor, positions: LayerPositions, watch: Watch = unwatched) -> Tensor:
+        if self.spec.mla is not None:
+            return mla.attended(self, self.spec, self.spec.mla, x, positions, watch)
         rows = {side: self.get_submodule(f"attn_{side}")(x) for side in "qkv"}
         gate = None
         if self.spec.block.output_gate:  # of each head beside its query
@@ -203,7 +215,7 @@ class Layer(nn.Module):
             )
         projected = {side: watch(side, rows[side]) for side in "qkv"}
         q, k, v = (self.heads(side, rows, watch) for side, rows in projected.items())
-        q, k = positions.with_rope(q), positions.with_rope(k)
+        q, k = positions.queries(q), positions.with_rope(k)
         sinks, softcap = self._optional("attn_sinks"), self.spec.block.attention_softcap
         is_causal, scale = positions.mask is None, self.spec.attention_scale
         if sinks is not None or softcap:
@@ -220,8 +232,16 @@ class Layer(nn.Module):
                 enable_gqa=self.spec.n_kv != self.spec.n_head,
             )
         heads = mixed.transpose(1, 2).flatten(2)
+        if self.spec.block.gate != "none":
+            heads = self._gated(heads, self.get_submodule("attn_gate")(x))
         output: Tensor = self.attn_output(heads if gate is None else heads * gate.sigmoid())
         return output
+
+    def _gated(self, heads: Tensor, gate: Tensor) -> Tensor:
+        """[n, T, w] times the gate of each number, or of each head."""
+        opened = functional.softplus(gate) if self.spec.block.gate == "softplus" else gate.sigmoid()
+        parts = (x.unflatten(-1, (self.spec.n_head, -1)) for x in (heads, opened))
+        return next(parts).mul(next(parts)).flatten(2)
 
     def heads(self, side: str, rows: Tensor, watch: Watch = unwatched) -> Tensor:
         """A projection's output [n, T, w] -> [n, heads, T, head_dim] before RoPE."""
@@ -234,7 +254,7 @@ class Layer(nn.Module):
 
     def feed(self, x: Tensor, unread: bool = False) -> Tensor:
         """unread: zeros, with the gradients that the output has."""
-        if self.spec.block.ffn == "experts":
+        if self._optional("ffn_gate_inp") is not None and self.spec.block.ffn == "experts":
             rows = x.flatten(0, -2)
             return experts.mixed(self, self.spec, rows, rows).view_as(x)
         activation = self.spec.block.activation
@@ -340,6 +360,8 @@ def _module(source: Source, stem: str, layer: int | None) -> nn.Module:
     """A norm, or a linear map or one of every expert, with its bias if there is one."""
     if stem in _NUMBERS:
         return delta_net.Numbers(*(_found(source, role, layer) for role in _NUMBERS[stem]))
+    if stem == "exp_probs_b":
+        return Scale(_tensor(source, "exp_probs_b.bias", layer))
     weight = _tensor(source, f"{stem}.weight", layer)
     weight = weight[None] if stem == "ffn_gate_inp_shexp" and weight.ndim == 1 else weight
     bias = _tensor(source, f"{stem}.bias", layer) if source.has(f"{stem}.bias", layer) else None
@@ -351,7 +373,7 @@ def _module(source: Source, stem: str, layer: int | None) -> nn.Module:
         return Sinks(weight)
     if stem == "layer_output_scale":
         return Scale(weight)
-    if stem.endswith("_exps"):
+    if stem.endswith("_exps") or weight.ndim == 3:
         return experts.Stacked(weight, bias)
     return linear(weight, bias)
 

@@ -13,13 +13,12 @@ from torch.nn import functional
 
 from ..ir import ModelSpec
 
+_SIGMOID = 2  # llama.cpp's number of it
+
 
 def mixed(live: Any, spec: ModelSpec, x: Tensor, routed: Tensor) -> Tensor:
     """[tokens, d]: of each the weighed sum of the experts that the router chooses of `routed`."""
-    scores = live.ffn_gate_inp(routed)
-    n_used, is_normed = int(spec.keys["expert_used_count"]), spec.block.expert_norm
-    top, chosen = scores.topk(n_used, dim=-1)
-    weights = top.softmax(-1) if is_normed else scores.softmax(-1).gather(-1, chosen)
+    weights, chosen = _routed(live, spec, live.ffn_gate_inp(routed))
     factors = live._modules.get("ffn_down_exps_scale")
     if factors is not None:
         weights = weights * factors.weight[chosen]
@@ -34,14 +33,37 @@ def mixed(live: Any, spec: ModelSpec, x: Tensor, routed: Tensor) -> Tensor:
         y = live.gated(gate, up)
         y = live.ffn_down_exps(y, expert) * weights[tokens, slots, None]
         total = total.index_add(0, tokens, y)
-    return total if live._modules.get("ffn_gate_inp_shexp") is None else total + _shared(live, x)
+    return total if live._modules.get("ffn_up_shexp") is None else total + _shared(live, x)
+
+
+def _routed(live: Any, spec: ModelSpec, made: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights and numbers of each token's experts, [tokens, used]; made: by the router, [tokens,
+    n_expert]."""
+    n_used, is_normed = int(spec.keys["expert_used_count"]), spec.block.expert_norm
+    is_sigmoid = spec.keys.get("expert_gating_func") == _SIGMOID
+    scores = made.sigmoid() if is_sigmoid else made.softmax(-1)
+    bias = live._modules.get("exp_probs_b")
+    ranked = scores if bias is None else scores + bias.weight
+    n_groups = int(spec.keys.get("expert_group_count") or 1)
+    n_chosen = int(spec.keys.get("expert_group_used_count") or n_groups)
+    if n_chosen < n_groups:
+        groups = ranked.unflatten(-1, (n_groups, -1))
+        best = groups.topk(2 if is_sigmoid else 1, dim=-1).values.sum(-1).topk(n_chosen, dim=-1).indices
+        kept = torch.zeros_like(groups[..., 0], dtype=torch.bool).scatter(-1, best, True)
+        ranked = groups.masked_fill(~kept[..., None], float("-inf")).flatten(-2)
+    chosen = ranked.topk(n_used, dim=-1).indices
+    weights = scores.gather(-1, chosen)
+    if is_normed:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return weights * float(spec.keys.get("expert_weights_scale") or 1.0), chosen
 
 
 def _shared(live: Any, x: Tensor) -> Tensor:
-    """[tokens, d]: the expert of all tokens, times its gate."""
+    """[tokens, d]: the expert of all tokens, times its gate if it has one."""
     up = live.gated(live.ffn_gate_shexp(x), live.ffn_up_shexp(x))
-    output: Tensor = live.ffn_down_shexp(up) * live.ffn_gate_inp_shexp(x).sigmoid()
-    return output
+    output: Tensor = live.ffn_down_shexp(up)
+    gate = live._modules.get("ffn_gate_inp_shexp")
+    return output if gate is None else output * gate(x).sigmoid()
 
 
 def beside_dense(live: Any, spec: ModelSpec, x: Tensor, hidden: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..ir import F64, LayerRope, ModelSpec
-from ..source.frequencies import frequencies, magnitude
+from ..source.frequencies import frequencies, magnitude, temperatures
 
 
 class Positions:
@@ -30,11 +30,17 @@ class LayerPositions:
     def __init__(self, spec: ModelSpec, layer: int, n: int, device: torch.device) -> None:
         self.n_rot = spec.at(layer).n_rot if spec.rope(layer).base else 0
         self.mask = _mask(spec, spec.window(layer), n, device)
+        factors = temperatures(spec, n)
+        self._factors = None if factors is None else _table(factors, device)[:, None]
         if self.n_rot:
             angles = np.arange(n)[:, None] * frequencies(spec, n, layer)[None, :]
             both, scale = np.concatenate([angles, angles], axis=1), magnitude(spec, layer)
             self.cos = _table(np.cos(both) * scale, device)
             self.sin = _table(np.sin(both) * scale, device)
+
+    def queries(self, heads: Tensor) -> Tensor:
+        """[n, heads, T, head_dim] as they meet keys."""
+        return self.with_rope(heads if self._factors is None else heads * self._factors)
 
     def with_rope(self, heads: Tensor) -> Tensor:
         """[n, heads, T, head_dim] after RoPE over planes (i, i + n_rot/2)."""

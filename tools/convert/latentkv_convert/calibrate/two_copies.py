@@ -168,7 +168,7 @@ class _Attention(torch.autograd.Function):
             )
             ctx.save_for_backward(query, key, value, output)
             return output
-        output = torch.empty_like(query)
+        output = query.new_empty(*query.shape[:-1], value.shape[-1])
         values = _Mixed(value, nodes.old(1, key.shape[1]))
         for rows, weights, body, _ in _blocks(query, key, nodes, scores):
             mixed = weights @ values.of(body, weights.shape[-1])

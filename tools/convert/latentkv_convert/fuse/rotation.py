@@ -25,11 +25,14 @@ def finished(
     alone."""
     result = []
     bases = bases or work.bases(layer, side, plan.group)
+    is_turned = work.spec.mla is not None and side == "k"  # channels that stay as RoPE leaves them
     for group, (basis, rank) in enumerate(zip(bases, plan.ranks, strict=True)):
         cut = basis.truncated(rank)
-        if work.rotate:
+        if work.rotate and not is_turned:
             rng = np.random.default_rng([work.seed, layer, SIDES.index(side), group])
             cut = fuse(cut, plan.segments[group], rng)
+        if plan.one_scale:
+            cut = evened(cut, plan.segments[group], work.rotate)
         result.append(cut)
     return tuple(result)
 
@@ -54,6 +57,18 @@ def fuse(basis: Basis, widths: tuple[int, ...], rng: np.random.Generator) -> Bas
             if factor is not None:
                 factor[channels] = (matrices.mT @ factor[channels].unflatten(0, (n, -1))).flatten(0, 1)
     return Basis(basis.sigma, down.numpy(), up.numpy(), None if rows is None else rows.numpy())
+
+
+def evened(basis: Basis, widths: tuple[int, ...], is_rotated: bool) -> Basis:
+    """Every channel divided by its spread, so that one scale serves a row. sigma has second moments before
+    the rotation, which leaves all channels of a segment their mean."""
+    moments = np.maximum(basis.sigma, 1e-6 * basis.sigma[0])
+    if is_rotated:
+        begins = np.cumsum((0, *widths[:-1]))
+        moments = (np.add.reduceat(moments, begins) / widths).repeat(widths)
+    spread = np.sqrt(moments)
+    rows = None if basis.rows is None else basis.rows / spread[:, None]
+    return Basis(basis.sigma, basis.down / spread, basis.up * spread[:, None], rows)
 
 
 def runs(widths: Sequence[int]) -> Iterator[tuple[slice, int]]:

@@ -14,7 +14,7 @@ from latentkv.plan.kv_budget import KvBudget
 from ..ir import FULL, OF_VALUE, SIDES, LayerPlan, ModelSpec, Plan, SidePlan
 from ..rows import sizes
 from ..work import Work
-from .candidates import FORMATS, Candidate, Shape, cut
+from .candidates import Candidate, Shape, cut
 
 # Truncation errors of one token are not independent, as rounding errors are: their predicted cost is too low.
 DROP_PENALTY = 3.0
@@ -133,11 +133,12 @@ class Allotment:
         """The next widths and choices, one per group of this side, as a plan with formats."""
         if side == "k" and shape.has_one_row(spec, layer):
             return OF_VALUE
-        group, own, widths, formats = self.cut.candidate.group(spec, layer, side), spec.at(layer), [], []
+        own, widths, formats = spec.at(layer).of_side(side), [], []
+        group = self.cut.candidate.group(spec, layer, side)
         for _ in range(own.n_kv // group):
             width, choice = next(choices)
             widths.append(cut(group * own.head_dim, width))
-            formats.append(tuple(FORMATS[at] for at in choice.formats))
+            formats.append(tuple(shape.formats[at] for at in choice.formats))
         return replace(shape.side(side, group, tuple(widths)), formats=tuple(formats))
 
 
@@ -164,12 +165,15 @@ def added(work: Work, plan: Plan) -> int:
     for index, layer in enumerate(plan.layers):
         for side in SIDES:
             chosen = layer.side(side)
-            if chosen.path in ("full", "value"):
+            if chosen.path in ("full", "value") or (spec.mla is not None and side == "k"):
                 continue
             own = spec.at(index)
             form, width = plan.form(own, chosen), chosen.group * own.head_dim
             row = stored_as.row_bytes(form, width, spec.n_embd)
             back = stored_as.channel_bytes(form, width, spec.n_embd) - row
+            if spec.mla is not None:  # what comes back is in the model's own factors
+                n_bytes += sum(chosen.ranks) * row
+                continue
             n_bytes += sum(chosen.ranks) * row + max(chosen.ranks) * len(chosen.ranks) * back
             n_bytes -= work.projection_bytes(index, side) if form == "a" else 0
     return round(n_bytes)

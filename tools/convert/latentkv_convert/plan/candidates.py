@@ -25,11 +25,13 @@ from ..work import KEEP_BYTES, Work
 if TYPE_CHECKING:
     from torch import Tensor
 
-# A row is at most four runs that a kernel walks one by one. All of f16, q8, q6, q5 … q1 lose 7 % less on
-# SmolLM2-135M at 14 % of f16 (KLD 0.0089, not 0.0096).
-# g formats have no place here: rows are whole 4-byte words, so a segment of 32 or more has room for a minimum
-# as well, and with it errors are smaller (4 bits 30 %, 2 bits 15 % on Gaussian segments of 32).
+# Segments with a scale and a minimum each: a row is at most four runs that a kernel walks one by one. All of
+# f16, q8, q6, q5 … q1 lose 7 % less on SmolLM2-135M at 14 % of f16 (KLD 0.0089, not 0.0096).
 FORMATS = ("q8", "q4", "q2", "q1", "none")
+# Rows with one scale. Without n6 and n3 the weighted error of SmolLM2-135M is 26, 13 and 7 % larger at 28, 14
+# and 8.5 % of f16; with segments of 16 it is 40 % larger at 28 % and 4 to 6 % smaller below.
+ROW_FORMATS = ("n8", "n6", "n4", "n3", "n2", "n1", "none")
+ROW_WIDTHS = (32,)
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Shape:
     recent: int
     context: int | None  # that a rotated k is fitted for
     one_row: bool = False  # keys are made of V's rows where V is what the key projection makes
+    one_scale: bool = False  # a row has one scale, not one and a minimum in every segment
     _rows: Memo[tuple[int, str], CachedRows] = field(
         default_factory=lambda: Memo(KEEP_BYTES), repr=False, compare=False
     )
@@ -62,7 +65,13 @@ class Shape:
 
     def side(self, side: str, group: int, widths: tuple[tuple[int, ...], ...]) -> SidePlan:
         """widths: of the segments of every group."""
-        return SidePlan(self.paths[side], group, tuple(map(sum, widths)), widths)
+        ranks = tuple(map(sum, widths))
+        return SidePlan(self.paths[side], group, ranks, widths, one_scale=self.one_scale)
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """Of a segment, to choose from: the widest first."""
+        return ROW_FORMATS if self.one_scale else FORMATS
 
 
 @dataclass(frozen=True)
@@ -109,37 +118,49 @@ def cut(rank: int, width: int) -> tuple[int, ...]:
 
 
 def tables(
-    cached: CachedRows, bases: tuple[Basis, ...], plan: SidePlan, head_dim: int, device: str
+    cached: CachedRows,
+    bases: tuple[Basis, ...],
+    plan: SidePlan,
+    head_dim: int,
+    device: str,
+    formats: Sequence[str] = FORMATS,
 ) -> list[Table]:
     """One per group of `plan`, bytes of one slot; bases as they go into the file.
 
     Distortion in nats per token: ½ mean of importance · eᵀ G e over real rows, e the quantizer's error of one
     segment and G = up F upᵀ the Fisher moment in its coordinates. Importance: the row's gradient energy over
-    the mean row's. Options are FORMATS.
+    the mean row's. Options are `formats`.
     """
     import torch
 
     moved = partial(floats.tensor, device=device)
+    width = bases[0].down.shape[0]
+    blocks = [slice(index * width, (index + 1) * width) for index in range(len(bases))]
+    latents = [
+        (moved(cached.rows[:, block]).double() @ moved(basis.down)).float()
+        for block, basis in zip(blocks, bases, strict=True)
+    ]
+    one_scale = sizes.has_row_scale(formats)
+    scales = row_scales(latents, plan.segments[0], formats) if one_scale else {}
     found = []
-    for index, basis in enumerate(bases):
-        width = basis.down.shape[0]
-        block = slice(index * width, (index + 1) * width)
+    for index, (basis, block, latent) in enumerate(zip(bases, blocks, latents, strict=True)):
         fisher = cached.fisher[block, block]
         heads = slice(index * plan.group, (index + 1) * plan.group)
         weight = moved(importance(cached, fisher, heads, head_dim))
-        latent = (moved(cached.rows[:, block]).double() @ moved(basis.down)).float()
         up = moved(basis.up)
         metric = up @ moved(fisher) @ up.T
         widths = plan.segments[index]
-        distortion = torch.cat(
-            [
-                _nats(latent[:, part], metric[part, part], weight, n_segments)
-                for part, n_segments in runs(widths)
-            ]
-        )
+        columns, at = [], 0
+        for part, n_segments in runs(widths):
+            here = {name: scale[at : at + n_segments] for name, scale in scales.items()}
+            columns.append(_nats(latent[:, part], metric[part, part], weight, n_segments, formats, here))
+            at += n_segments
+        distortion = torch.cat(columns)
         # as a master file holds them: the same plan there
         kept = distortion.clamp_min(0).float().double().cpu().numpy()
-        cost = np.array([[sizes.segment_bytes(fmt, n) for fmt in FORMATS] for n in widths])
+        cost = np.array([[sizes.segment_bytes(fmt, n) for fmt in formats] for n in widths])
+        if one_scale and index == 0:
+            cost[0] += sizes.row_scale_bytes()  # a row has its first segment at least
         found.append(Table(cost, kept))
     return found
 
@@ -153,8 +174,35 @@ def importance(cached: CachedRows, fisher: F64, heads: slice, head_dim: int) -> 
     return np.asarray(weight / weight.mean(), dtype=np.float64)
 
 
-def _nats(latent: Tensor, metric: Tensor, weight: Tensor, n_segments: int) -> Tensor:
-    """[segments, FORMATS] f64 of latent [n, segments · width], metric of both sides' channels."""
+def row_scales(latents: Sequence[Tensor], widths: Sequence[int], formats: Sequence[str]) -> dict[str, Tensor]:
+    """Scales [segments, n, 1] of rows by format, as far as they are known before formats are chosen: with
+    spanning ones for all segments up to this, with fitted ones for the leading half of the row."""
+    import torch
+
+    from ..rows import quantizer
+
+    peaks = [
+        torch.stack([part.abs().amax(1, keepdim=True) for part in each.split(widths, 1)]) for each in latents
+    ]
+    spans = torch.stack(peaks).amax(0).cummax(0).values
+    leading = torch.cat([each[:, : max(1, each.shape[1] // 2)] for each in latents], 1)
+    power = leading.square().mean(1, keepdim=True).sqrt().expand_as(spans)
+    stored = [name for name in formats if name != "none"]
+    return {
+        name: spans / quantizer.outermost(name) if quantizer.is_spanned(name) else power for name in stored
+    }
+
+
+def _nats(
+    latent: Tensor,
+    metric: Tensor,
+    weight: Tensor,
+    n_segments: int,
+    formats: Sequence[str],
+    scales: Mapping[str, Tensor],
+) -> Tensor:
+    """[segments, formats] f64 of latent [n, segments · width], metric of both sides' channels. scales
+    [segments, n, 1]: of whole rows, by format; none where segments have their own."""
     import torch
 
     from ..rows import quantizer
@@ -164,7 +212,10 @@ def _nats(latent: Tensor, metric: Tensor, weight: Tensor, n_segments: int) -> Te
     blocks = metric.unflatten(0, (n_segments, width)).unflatten(2, (n_segments, width))
     own = blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1).float()  # [segments, width, width]
     columns = []
-    for fmt in FORMATS:
-        error = exact - quantizer.stored(exact, fmt)
+    for fmt in formats:
+        if fmt in scales:
+            error = exact - scales[fmt] * quantizer.levels(exact, scales[fmt], fmt)
+        else:
+            error = exact - quantizer.stored(exact, fmt)
         columns.append(0.5 * ((error @ own).mul_(error).sum(-1).double() @ weight) / len(weight))
     return torch.stack(columns, dim=1)

@@ -158,7 +158,7 @@ class Copies:
 
     def __init__(self, work: Work, plan: Plan, index: int) -> None:
         layer = plan.layers[index]
-        self.n_kv = work.spec.at(index).n_kv
+        self.n_kv, self.mla = work.spec.at(index).n_kv, work.spec.mla
         self.exact = plan.recent_format
         self.replaced = {side: Replaced(work, layer.side(side), index, side) for side in SIDES}
         self.leaves = plan.recent > 0  # tokens the window
@@ -168,6 +168,8 @@ class Copies:
     def __call__(self, live: Layer, hidden: Tensor, positions: LayerPositions) -> tuple[Rows | None, Rows]:
         """hidden [1, T, d]. No exact rows: they are what the model makes."""
         x = live.attention_input(hidden)
+        if self.mla is not None:
+            return self._of_one_row(live, x, positions)
         values = self._projected(live.attn_v, x, "v", lambda rows: live.heads("v", rows))
         with_rope = positions.with_rope
         if self.of_value:
@@ -180,6 +182,19 @@ class Copies:
             keys = self._projected(live.attn_k, x, "k", lambda rows: with_rope(live.heads("k", rows)))
         read = None if self.exact == "f16" else (keys[0], values[0])
         return read, (keys[1], values[1])
+
+    def _of_one_row(self, live: Layer, x: Tensor, positions: LayerPositions) -> tuple[Rows | None, Rows]:
+        """Keys and values of rows that are both."""
+        import torch
+
+        from ..calibrate.mixers import mla
+
+        assert self.mla is not None
+        turned, latents = mla.rows(live, self.mla, x)
+        turned = positions.with_rope(turned[:, None])[0, 0]
+        both = zip(self._both(turned, "k"), self._both(latents[0], "v"), strict=True)
+        read, old = ((torch.cat(row, dim=-1)[None, None], row[1][None, None]) for row in both)
+        return (None if self.exact == "f16" else read), old
 
     def _projected(
         self, module: Any, x: Tensor, side: str, heads: Callable[[Tensor], Tensor]
@@ -224,14 +239,16 @@ class Replaced:
         if self.plan.formats is None:
             return x
         x = self.about_mean(x)
-        blocks = []
-        for group, (down, up) in enumerate(self.factors):
-            width = len(down)
-            latent = (x[:, group * width : (group + 1) * width].double() @ down).float()
-            pieces = latent.split(self.plan.segments[group], dim=1)
-            kept = [quantizer.stored(*each) for each in zip(pieces, self.plan.formats[group], strict=True)]
-            blocks.append((torch.cat(kept, dim=1).double() @ up).float())
-        return self.with_mean(torch.cat(blocks, dim=1))
+        parts = x.split([len(down) for down, _ in self.factors], dim=1)
+        latent = torch.cat(
+            [(part.double() @ down).float() for part, (down, _) in zip(parts, self.factors, strict=True)], 1
+        )
+        segments = zip(self.plan.segments, self.plan.formats, strict=True)
+        kept = quantizer.stored_rows(
+            latent, [pair for group in segments for pair in zip(*group, strict=True)]
+        ).split([len(up) for _, up in self.factors], dim=1)
+        back = [(part.double() @ up).float() for part, (_, up) in zip(kept, self.factors, strict=True)]
+        return self.with_mean(torch.cat(back, dim=1))
 
     def about_mean(self, x: Tensor) -> Tensor:
         return x if self.mean is None else x - self.mean

@@ -9,7 +9,7 @@ from latentkv.plan.allocation import least
 from ..ir import F64, SIDES, Forecast, Master, ModelSpec
 from . import allotment
 from .allotment import DROP_PENALTY, Allotment, Terms
-from .candidates import FORMATS, Shape
+from .candidates import Shape
 from .forecast import Check
 
 # Compressed bytes at which a master is measured, in its own: from 8 % to 28 % of f16 at the default.
@@ -39,9 +39,9 @@ def of(
             n_groups = spec.at(layer).n_kv // cut.candidate.group(spec, layer, side)
             if side == "v" or not shape.has_one_row(spec, layer):
                 by_side[side] += [next(rows) for _ in range(n_groups)]
-    none = np.zeros((0, len(FORMATS)))
+    none = np.zeros((0, len(shape.formats)))
     distortions = {side: np.concatenate([none, *tables]) for side, tables in by_side.items()}
     measured = {np.float32(max(x, _FLOOR)): max(points[x], _FLOOR) for x in sorted(points)}
     predicted = np.array(list(measured), dtype=np.float64)
     kld = np.maximum.accumulate(np.array(list(measured.values())))
-    return Master(FORMATS, context, DROP_PENALTY, distortions, predicted, kld, terms.prices)
+    return Master(shape.formats, context, DROP_PENALTY, distortions, predicted, kld, terms.prices)

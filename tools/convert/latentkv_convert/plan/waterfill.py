@@ -18,7 +18,7 @@ from ..fuse.rotation import finished
 from ..ir import Basis, Plan, form
 from ..rows import plan_sizes, sizes
 from ..work import Work
-from . import allotment, forecast, master
+from . import allotment, forecast, master, mla
 from .allotment import DROP_PENALTY, Allotment, Count, Terms
 from .candidates import Candidate, Shape, candidates, cut, tables
 from .linalg import weighted
@@ -60,6 +60,8 @@ class Waterfill:
 
     def decompose(self, work: Work, layer: int, side: str, group: int) -> tuple[Basis, ...]:
         """Weighted bases, every coordinate divided by the fourth root of its variance."""
+        if work.spec.mla is not None and side == "k":
+            return (mla.turned(work.spec.mla),)
         cached, where = self.shape.cached(work, layer, side), f"layer {layer} {side}"
         width = group * work.spec.at(layer).head_dim
         blocks = [slice(begin, begin + width) for begin in range(0, len(cached.moment), width)]
@@ -141,7 +143,7 @@ class Waterfill:
     def _point(self, work: Work, terms: Terms, share: float, bought: Allotment) -> Point:
         plan = bought.plan(self.shape, work.spec)
         if not self.is_master:
-            plan = replace(plan, trained=work.trains).cut()
+            plan = replace(plan, trained=work.trains).cut(work.spec.mla is not None)
         size = plan_sizes.cache_bytes(work.spec, plan, terms.count.n_ctx)
         if terms.count.pays_factors:
             size += allotment.added(work, plan)
@@ -149,7 +151,7 @@ class Waterfill:
         return Point(share, size, bought.predicted(terms, DROP_PENALTY), us, bought.exact)
 
     def _us(self, counted: features.Features | None) -> Us | None:
-        """Microseconds a layer at every depth."""
+        """Microseconds a layer at every depth; None where no kernel's are known."""
         found = [self.times.us(counted, depth) for depth in self.depths]
         known = tuple(us for us in found if us is not None)
         return known if len(known) == len(found) else None
@@ -199,17 +201,21 @@ def priced(work: Work, shape: Shape, count: Count, layer: int, side: str, group:
     if side == "k" and shape.has_one_row(work.spec, layer):
         return []
     group = work.spec.group_at(layer, group)
-    spec, cached = work.spec.at(layer), shape.cached(work, layer, side)
+    spec, cached = work.spec.at(layer).of_side(side), shape.cached(work, layer, side)
     made = form(spec, shape.paths[side], shape.sink > 0 or shape.recent > 0, work.trains)
     group_width, n_groups = group * spec.head_dim, spec.n_kv // group
     channel = work.stored_as.channel_bytes(made, group_width, spec.n_embd)
     share = group_width / spec.kv_width
     replaced = share * work.projection_bytes(layer, side) if made == "a" else 0.0
+    if spec.mla is not None:  # factors are as large for every plan
+        channel = 0.0
     cuts = []
     for width in shape.widths:
         widths = cut(group_width, width)
         whole = shape.side(side, group, (widths,) * n_groups)
         bases = finished(work, whole, layer, side)
-        costs = tables(cached, bases, whole, spec.head_dim, work.device)
+        costs = tables(cached, bases, whole, spec.head_dim, work.device, shape.formats)
+        if spec.mla is not None and side == "k":
+            costs = [mla.never_dropped(table) for table in costs]
         cuts.append([count.table(each, layer, widths, channel, replaced) for each in costs])
     return list(zip(*cuts, strict=True))

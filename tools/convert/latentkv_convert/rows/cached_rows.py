@@ -50,7 +50,8 @@ def of(work: Work, layer: int, side: str, path: str, context: int | None) -> Cac
     if path == "rotated" and context is not None:
         freqs = frequencies(work.spec, context, layer)
         rng = np.random.default_rng([work.seed, layer, SIDES.index(side)])
-        found = found.after_rope(freqs, work.spec.at(layer).head_dim, context, rng, work.device)
+        head_dim = work.spec.at(layer).of_side(side).head_dim
+        found = found.after_rope(freqs, head_dim, context, rng, work.device)
     return found.cached()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..ir import FULL, OF_VALUE, SIDES, LayerPlan, ModelSpec, Plan, SidePlan
-from .sizes import MiddleSlots, cell_bytes, in_blocks, region_slots, segment_bytes, whole_words
+from .sizes import MiddleSlots, cell_bytes, in_blocks, region_slots, row_bytes
 
 FORMATS = ("f16", "q8", "q4", "q3", "q2")  # that a report compares
 
@@ -26,18 +26,19 @@ def side_row_bytes(spec: ModelSpec, plan: SidePlan, fmt: str | None, whole: bool
         return 0
     segments: Sequence[Sequence[int]] = plan.segments or ((spec.head_dim,),) * spec.n_kv
     planned = plan.formats or tuple(("f16",) * len(widths) for widths in segments)
-    stored = 0
-    for names, widths in zip(planned, segments, strict=True):
-        for name, width in zip(names, widths, strict=True):
-            dropped = name == "none" and not whole
-            stored += segment_bytes(name if fmt is None or dropped else fmt, width)
-    return whole_words(stored)
+
+    def stored(name: str) -> str:
+        return name if fmt is None or (name == "none" and not whole) else fmt
+
+    groups = zip(planned, segments, strict=True)
+    return row_bytes(tuple(tuple(zip(map(stored, names), widths, strict=True)) for names, widths in groups))
 
 
 def _layer_rows(spec: ModelSpec, plan: Plan, fmt: str | None) -> list[int]:
     """K and V of a token in every layer."""
     return [
-        sum(side_row_bytes(spec.at(index), layer.side(side), fmt) for side in SIDES) * spec.attends(index)
+        sum(side_row_bytes(spec.at(index).of_side(side), layer.side(side), fmt) for side in SIDES)
+        * spec.attends(index)
         for index, layer in enumerate(plan.layers)
     ]
 
@@ -61,9 +62,9 @@ def exact_bytes_per_token(spec: ModelSpec, plan: Plan, fmt: str) -> int:
         return (OF_VALUE if layer.k == OF_VALUE else FULL, FULL)
 
     return sum(
-        side_row_bytes(spec.at(index), side, fmt, whole=True)
+        side_row_bytes(spec.at(index).of_side(name), side, fmt, whole=True)
         for index in spec.attention_layers
-        for side in rows(index, plan.layers[index])
+        for name, side in zip(SIDES, rows(index, plan.layers[index]), strict=True)
     )
 
 

@@ -1,15 +1,22 @@
 """The cache's row formats in torch, to measure what a plan costs
-(native/src/cache/formats/{affine,fit}.h)."""
+(native/src/cache/formats/{affine,fit,normal}.h)."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from .sizes import has_row_scale
+
 # Optimal step of a uniform quantizer with 2^b levels for a Gaussian of standard deviation 1 (Max 1960).
-GAUSSIAN_STEP = {1: 1.5958, 2: 0.9957, 3: 0.5860, 4: 0.3352}
+GAUSSIAN_STEP = {1: 1.5958, 2: 0.9957, 3: 0.5860, 4: 0.3352, 5: 0.1881, 6: 0.1041, 8: 0.0308}
 MAX_FITTED_BITS = 4
 _N_REFINE = 3
+SPANNED = 6  # bits from which a scale shared by a row's segments spans their values; below, it is fitted
+FITTED_FROM = 3  # bits of the channels that it is fitted to
+_N_SCALES = 2
 _F16_MAX = 65504.0
 
 
@@ -36,6 +43,75 @@ def stored(x: Tensor, fmt: str) -> Tensor:
         minimum = torch.where(fits, _half(low).float(), minimum)
         scale = torch.where(fits, _half(step).float(), scale)
     return _codes(x - minimum, scale, n_steps).mul_(scale).add_(minimum)
+
+
+def stored_rows(x: Tensor, segments: Sequence[tuple[int, str]]) -> Tensor:
+    """What a cache returns for whole rows x [n, channels] f32 of segments: (channels, format)."""
+    if has_row_scale(fmt for _, fmt in segments):
+        return _scaled_rows(x, segments)
+    pieces = x.split([width for width, _ in segments], dim=-1)
+    return torch.cat([stored(each, fmt) for each, (_, fmt) in zip(pieces, segments, strict=True)], -1)
+
+
+def _scaled_rows(x: Tensor, segments: Sequence[tuple[int, str]]) -> Tensor:
+    """Rows whose segments in n8 … n1 or none share two f16 scales, one from SPANNED bits on and one below."""
+    pieces = x.split([width for width, _ in segments], dim=-1)
+    parts = [(piece, fmt) for piece, (_, fmt) in zip(pieces, segments, strict=True)]
+    fine = [each for each in parts if is_spanned(each[1])]
+    coarse = [each for each in parts if not is_spanned(each[1]) and each[1] != "none"]
+    scales = spanning(fine) if fine else None, least_squares(coarse) if coarse else None
+    held = []
+    for part, fmt in parts:
+        scale = scales[_bits(fmt) < SPANNED]
+        held.append(
+            torch.zeros_like(part) if fmt == "none" or scale is None else levels(part, scale, fmt) * scale
+        )
+    return torch.cat(held, -1)
+
+
+def spanning(parts: Sequence[tuple[Tensor, str]]) -> Tensor:
+    """[..., 1] the smallest f16 at which no value is beyond the outermost level: among eight bits a clipped
+    value costs more than all others (SmolLM2-135M at 28 % of f16: 0.0007 nats, not 0.0003)."""
+    most = torch.cat([part.abs() / outermost(fmt) for part, fmt in parts], -1)
+    return _rounded(most.amax(-1, keepdim=True), down=False)
+
+
+def least_squares(parts: Sequence[tuple[Tensor, str]]) -> Tensor:
+    """[..., 1] f16 of least squared error in the channels with FITTED_FROM bits or more, if there are any. It
+    starts as the root mean square, and twice follows from the nearest levels.
+
+    One bit would pull it away from what four need (SmolLM2-135M at 14 % of f16: a fifth more weighted error).
+    """
+    fitted = [each for each in parts if _bits(each[1]) >= FITTED_FROM] or parts
+    values = torch.cat([part for part, _ in fitted], -1)
+    scale = values.square().mean(-1, keepdim=True).sqrt()
+    for _ in range(_N_SCALES):
+        nearest = torch.cat([levels(part, scale, fmt) for part, fmt in fitted], -1)
+        xl, ll = (values * nearest).sum(-1, keepdim=True), nearest.square().sum(-1, keepdim=True)
+        scale = torch.where((xl > 0) & (ll > 0), xl / torch.where(ll > 0, ll, 1.0), scale)
+    return _half(scale).float()
+
+
+def levels(x: Tensor, scale: Tensor, fmt: str) -> Tensor:
+    """The levels nearest to x / scale in n8 … n1: evenly apart, for a normal distribution of standard
+    deviation 1."""
+    step, most = GAUSSIAN_STEP[_bits(fmt)], float(2 ** _bits(fmt) - 1)
+    return _codes(x + outermost(fmt) * scale, step * scale, most).sub_(most / 2).mul_(step)
+
+
+def is_spanned(fmt: str) -> bool:
+    """Whether the scale that these segments share spans their values."""
+    return _bits(fmt) >= SPANNED
+
+
+def outermost(fmt: str) -> float:
+    """Level of n8 … n1."""
+    return GAUSSIAN_STEP[_bits(fmt)] * (2 ** _bits(fmt) - 1) / 2
+
+
+def _bits(fmt: str) -> int:
+    """Of n8 … n1, or 0 of none."""
+    return 0 if fmt == "none" else int(fmt[1:])
 
 
 def _grid(x: Tensor) -> Tensor:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from .. import native
-from ..ir import ModelSpec
+from ..ir import SIDES, ModelSpec
 from ..source.recurrent import DeltaNetSizes
 
 # Row formats of sink and recent tokens where a plan is free to choose, the widest first. q8 has one scale for
@@ -17,7 +18,8 @@ EXACT_FORMATS = ("f16", "q8_0")
 
 def exact_formats(spec: ModelSpec) -> tuple[str, ...]:
     """Those of EXACT_FORMATS that take a head, whose channels are one segment: q8_0 has blocks of 32."""
-    taken = all(spec.at(layer).head_dim % 32 == 0 for layer in range(spec.n_layer))
+    widths = (spec.at(layer).of_side(side).head_dim for layer in range(spec.n_layer) for side in SIDES)
+    taken = all(width % 32 == 0 for width in widths)
     return EXACT_FORMATS if taken else EXACT_FORMATS[:1]
 
 
@@ -26,10 +28,26 @@ def in_blocks(fmt: str) -> bool:
     return fmt[0] == "c"
 
 
+def has_row_scale(formats: Iterable[str]) -> bool:
+    """Whether these segments of a row share one scale, or have their own."""
+    return any(name[0] == "n" and name != "none" for name in formats)
+
+
 @cache
 def segment_bytes(fmt: str, width: int) -> int:
     """Bytes of one token's segment, as the runtime stores it."""
     return int(_core().format_bytes(fmt, width))
+
+
+@cache
+def row_bytes(groups: tuple[tuple[tuple[str, int], ...], ...]) -> int:
+    """Bytes of one token's row: (format, channels) of every group's segments."""
+    return int(_core().row_bytes(groups))
+
+
+def row_scale_bytes() -> int:
+    """Before the segments of a row that share one scale."""
+    return row_bytes(((("n8", 16),),)) - segment_bytes("n8", 16)
 
 
 def cell_bytes() -> int:
@@ -73,13 +91,16 @@ class MiddleSlots:
         """Bytes of full K and V in f16."""
         shapes = [spec.at(layer) for layer in range(spec.n_layer)]
         held = zip(shapes, self.layers, strict=True)
-        return sum(2 * 2 * own.kv_width * n for own, n in held if not own.shares_kv)
+        return sum(2 * own.row_width * n for own, n in held if not own.shares_kv)
 
 
 def full_row_bytes(spec: ModelSpec, fmt: str, one_row: bool = False) -> int:
     """Full K and V of a token, of all layers; every head is a segment. one_row: V alone where it is what the
     key projection makes."""
     heads = [spec.at(layer) for layer in spec.attention_layers]
+    if spec.mla is not None:
+        row = sum(segment_bytes(fmt, n) for n in (spec.mla.n_rot, spec.mla.kv_rank))
+        return len(heads) * whole_words(row)
     sides = [(1 if one_row and own.value_of_key else 2) * (not own.shares_kv) for own in heads]
     rows = [whole_words(own.n_kv * segment_bytes(fmt, own.head_dim)) for own in heads]
     return sum(n * row for n, row in zip(sides, rows, strict=True))

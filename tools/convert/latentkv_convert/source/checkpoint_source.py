@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from ..errors import ConvertError
 from ..ir import F32, SIDES, ModelSpec, TensorRole
 from . import archs, recurrent
+from .archs import mla
 from .checkpoint import Checkpoint
-from .checkpoint_vocabulary import CheckpointVocabulary
 from .source import Stored
+from .tokenizer.vocabulary import CheckpointVocabulary
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class CheckpointSource:
         recurrent.check_pattern(self.spec, "config.json", self.has)
         check_shapes(self.checkpoint, self.spec)
         self._check_recurrent()
+        self._check_mla()
         self._check_up()
 
     @cached_property
@@ -57,11 +59,17 @@ class CheckpointSource:
         return {role.target: role for role in self.spec.layer_tensors}
 
     @cached_property
+    def _dense(self) -> Mapping[str, TensorRole]:
+        return {role.target: role for role in self.spec.dense_tensors}
+
+    @cached_property
     def _recurrent(self) -> Mapping[str, TensorRole]:
         return {role.target: role for role in self.spec.recurrent_tensors}
 
     def _layer(self, layer: int) -> Mapping[str, TensorRole]:
-        return self._attention if self.spec.attends(layer) else self._recurrent
+        if not self.spec.attends(layer):
+            return self._recurrent
+        return self._dense if self.spec.is_dense(layer) else self._attention
 
     def _place(self, role: str, layer: int | None) -> _Place | None:
         """Q, K and V from their projections, all else from the table."""
@@ -136,15 +144,27 @@ class CheckpointSource:
         keys, n_embd = self.spec.keys, self.spec.n_embd
         n_ff = keys["feed_forward_length"]
         role, expected = "ffn_up.weight", [n_ff[0] if isinstance(n_ff, list) else n_ff, n_embd]
+        n_dense = int(keys["leading_dense_block_count"]) if self.spec.dense_tensors else 0
         if self.spec.block.ffn == "experts":
-            role = "ffn_up_exps.weight"
-            expected = [keys["expert_count"], keys["expert_feed_forward_length"], n_embd]
+            of_experts = [keys["expert_count"], keys["expert_feed_forward_length"], n_embd]
+            self._check_shape("ffn_up_exps.weight", n_dense, of_experts)
+            if n_dense == 0:
+                return
         elif self.spec.block.ffn != "plain" and "ffn_gate.weight" not in self._layer(0):
             expected[0] *= 2
-        got = list(self.shape(role, 0))
-        if got != expected:
-            name = self._found(role, 0).names[0]
-            raise ConvertError(name, f"shape {expected} from config.json", f"{got}")
+        self._check_shape(role, 0, expected)
+
+    def _check_shape(self, role: str, layer: int, expected: Sequence[int]) -> None:
+        got = list(self.shape(role, layer))
+        if got != list(expected):
+            name = self._found(role, layer).names[0]
+            raise ConvertError(name, f"shape {list(expected)} from config.json", f"{got}")
+
+    def _check_mla(self) -> None:
+        for layer in range(self.spec.n_layer):
+            for role, shape in mla.shapes(self.spec).items():
+                if role in self._layer(layer):
+                    self._check_shape(role, layer, shape)
 
     def stored(self, role: str, layer: int | None = None) -> Stored | None:
         return None
@@ -176,7 +196,8 @@ class CheckpointSource:
 def check_shapes(checkpoint: Checkpoint, spec: ModelSpec) -> None:
     """The K and V projections, the embedding and a table of positions have the shapes the config promises."""
     expected = {spec.global_tensors[0].source: (spec.n_vocab, spec.n_embd)}
-    for layer in spec.attention_layers if spec.heads else spec.attention_layers[:1]:
+    layers = spec.attention_layers if spec.heads else spec.attention_layers[:1]
+    for layer in layers if spec.mla is None else ():
         own = spec.at(layer)
         for side in () if own.shares_kv else SIDES[: 1 if own.value_of_key else 2]:
             width = own.q_width + 2 * own.kv_width if spec.packed_qkv else own.kv_width

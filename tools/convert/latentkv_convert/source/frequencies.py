@@ -35,9 +35,18 @@ def magnitude(spec: ModelSpec, layer: int) -> float:
     if not spec.rope(layer).is_scaled:
         return 1.0
     scale = float(spec.keys.get("rope.scaling.attn_factor", 1.0))
-    if spec.keys.get("rope.scaling.type") == "yarn":
-        scale *= 1 + 0.1 * math.log(max(1.0, spec.keys["rope.scaling.factor"]))
+    multiplier = float(spec.keys.get("rope.scaling.yarn_log_multiplier") or 0.0)
+    of_scores = spec.mla is not None and multiplier > 0
+    if spec.keys.get("rope.scaling.type") == "yarn" and not of_scores:
+        growth = 0.1 * math.log(max(1.0, spec.keys["rope.scaling.factor"]))
+        scale *= (1 + growth) / (1 + multiplier * growth)
     return scale
+
+
+def temperatures(spec: ModelSpec, n: int) -> F64 | None:
+    """[n] factors of the queries at these positions, or None: 1 everywhere."""
+    growth = float(spec.keys.get("attention.temperature_scale", 0.0))
+    return 1 + growth * np.log1p(np.arange(n) // _original(spec)) if growth else None
 
 
 def paired_rows(n_heads: int, head_dim: int, n_rot: int) -> NDArray[np.int64]:

@@ -29,6 +29,7 @@ def block(values: Mapping[str, Any], spec: ModelSpec, where: str) -> BlockSpec:
     read["attention_softcap"] = read["logit_softcap"] = partial(_number, limits.SOFTCAP)
     flags = ("expert_norm", "yarn_truncate", "value_norm", "value_of_key", "output_gate")
     read |= dict.fromkeys(flags, _flag)
+    read["gate"] = _gate
     read["mixers"] = partial(_mixers, spec.n_layer)
     read["windows"] = partial(_array, spec.n_layer, partial(_whole, limits.WINDOW))
     read["rope_bases"] = partial(_array, spec.n_layer, _base)
@@ -63,6 +64,12 @@ def _flag(key: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise ConvertError("gguf", f"{key} true or false", str(value)[:40])
     return value
+
+
+def _gate(key: str, value: Any) -> str:
+    if value not in ENUMS["gate"]:
+        raise ConvertError("gguf", f"{key} {', '.join(ENUMS['gate'])}", str(value)[:40])
+    return str(value)
 
 
 def _mixers(n_layer: int, key: str, values: Any) -> tuple[str, ...]:

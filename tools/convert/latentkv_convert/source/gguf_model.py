@@ -13,6 +13,7 @@ from ..errors import ConvertError
 from ..ir import F32, BlockSpec, ModelSpec, TensorRole
 from ..schema import KEYS
 from . import archs, gguf_block, recurrent
+from .archs import mla
 from .gguf_parts import GgufParts
 from .stock import Stock
 
@@ -22,6 +23,7 @@ _PLAIN = {KEYS[name] for name in ("version", "source_method", "source_recipe", "
 _FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _NUMBERS = {
     "rope.scaling.attn_factor": limits.ATTENTION_FACTOR,
+    "rope.scaling.yarn_log_multiplier": limits.LOG_MULTIPLIER,
     "rope.scaling.yarn_beta_fast": limits.YARN_BETA,
     "rope.scaling.yarn_beta_slow": limits.YARN_BETA,
     "attention.clamp_kqv": limits.CLIP,
@@ -151,7 +153,9 @@ def _present(parts: GgufParts, spec: ModelSpec) -> tuple[TensorRole, ...]:
     """Roles of layers that attend, without the biases that this file does without."""
     first = prefix(spec.attention_layers[0])
     return tuple(
-        role for role in spec.layer_tensors if first + role.target in parts or ".bias" not in role.target
+        role
+        for role in spec.layer_tensors
+        if first + role.target in parts or ".bias" not in role.target or role.target.startswith("exp_")
     )
 
 
@@ -175,6 +179,10 @@ def _check_tensors(parts: GgufParts, spec: ModelSpec, where: str) -> None:
             shapes |= {role: shape for role, shape in recurrent.shapes(spec).items() if role in shapes}
             expected |= {prefix(layer) + role: shape for role, shape in shapes.items()}
             continue
+        shapes |= {role: shape for role, shape in mla.shapes(spec).items() if role in shapes}
+        if spec.mla is not None:
+            expected |= {prefix(layer) + role: shape for role, shape in shapes.items()}
+            continue
         held = [side for side in sides if not own.shares_kv and (side != "v" or not own.value_of_key)]
         roles = [f"attn_{side}.weight" for side in held]
         roles += [f"attn_{side}.bias" for side in held if f"{prefix(layer)}attn_{side}.bias" in parts]
@@ -185,6 +193,9 @@ def _check_tensors(parts: GgufParts, spec: ModelSpec, where: str) -> None:
         raise ConvertError(where, "attn_qkv and attn_gate in recurrent layers", older, "get a newer file")
     for name, shape in expected.items():
         got = parts.info(name).shape
+        is_wide = name.endswith("attn_gate.weight") and spec.block.gate != "none"  # of each number
+        if is_wide and got == (shape[0] * spec.head_dim, spec.n_embd):
+            continue
         if got != shape and not ("shexp" in name and got == (1, *shape)):
             raise ConvertError(f"{where}: {name}", f"shape {list(shape)}", str(list(got)))
     known = {*expected, *spec.extra_tensors, *behind(parts, spec)}
@@ -198,13 +209,14 @@ def _shape(spec: ModelSpec, role: str, layer: int = 0) -> tuple[int, ...]:
     widths = spec.keys.get("feed_forward_length", 0)
     n_ff = int(widths[layer] if isinstance(widths, list) else widths)
     if stem.endswith("_shexp"):
-        n_ff = int(spec.keys["expert_shared_feed_forward_length"])
+        n_ff = _shared_width(spec)
         shapes = {"ffn_gate_inp_shexp": (spec.n_embd,), "ffn_down_shexp": (spec.n_embd, n_ff)}
         return shapes.get(stem, (n_ff, spec.n_embd))
-    if stem.startswith("ffn_gate_inp") or stem.endswith("_exps"):
+    if stem.startswith("ffn_gate_inp") or stem.endswith(("_exps", "exp_probs_b")):
         return _expert_shape(spec, stem, leaf)
     brought = int(spec.keys.get("embedding_length_per_layer_input", 0))
-    is_packed = spec.block.ffn != "plain" and all(r.target != "ffn_gate.weight" for r in spec.layer_tensors)
+    roles = (*spec.layer_tensors, *spec.dense_tensors)
+    is_packed = spec.block.ffn != "plain" and all(r.target != "ffn_gate.weight" for r in roles)
     rows = {
         "attn_q": spec.q_rows,
         "attn_k": spec.kv_width,
@@ -217,6 +229,7 @@ def _shape(spec: ModelSpec, role: str, layer: int = 0) -> tuple[int, ...]:
         "position_embd": spec.n_ctx,
         "attn_q_norm": spec.q_width if spec.whole_norms else spec.head_dim,
         "attn_k_norm": spec.kv_width if spec.whole_norms else spec.head_dim,
+        "attn_gate": spec.n_head,
         "attn_sinks": spec.n_head,
         "layer_output_scale": 1,
         "inp_gate": brought,
@@ -231,8 +244,18 @@ def _shape(spec: ModelSpec, role: str, layer: int = 0) -> tuple[int, ...]:
     return (rows, columns.get(stem, spec.n_embd))
 
 
+def _shared_width(spec: ModelSpec) -> int:
+    """Of the expert that every token has."""
+    name = "expert_shared_feed_forward_length"
+    if name in spec.keys:
+        return int(spec.keys[name])
+    return int(spec.keys["expert_shared_count"]) * int(spec.keys["expert_feed_forward_length"])
+
+
 def _expert_shape(spec: ModelSpec, stem: str, leaf: str) -> tuple[int, ...]:
     n_expert, n_ff = int(spec.keys["expert_count"]), int(spec.keys["expert_feed_forward_length"])
+    if stem == "exp_probs_b":
+        return (n_expert,)
     if leaf == "scale":
         return (spec.n_embd if stem == "ffn_gate_inp" else n_expert,)
     if stem == "ffn_gate_inp":

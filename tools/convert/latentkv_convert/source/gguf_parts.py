@@ -1,4 +1,4 @@
-"""A GGUF as one file, or as `NAME-00001-of-0000N.gguf` and its fellows (llama.cpp's split)."""
+"""A GGUF as one file, or as the parts `NAME-00001-of-0000N.gguf`, … that llama.cpp splits it into."""
 
 from __future__ import annotations
 

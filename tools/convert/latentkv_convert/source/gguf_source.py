@@ -36,7 +36,7 @@ class GgufSource:
         """The widest type of the K and V projections, of those that are written: what is computed from them
         is a product, so blocks of any kind become q8_0."""
         first = gguf_model.prefix(self.spec.attention_layers[0])
-        names = (f"{first}attn_{part}.weight" for part in ("k", "v", "qkv"))
+        names = (f"{first}attn_{part}.weight" for part in ("k", "v", "qkv", "kv_a_mqa"))
         types = {self._parts.info(name).type for name in names if name in self._parts}
         for kind in ("f32", "bf16", "f16"):
             if kind in types:
@@ -79,11 +79,16 @@ class GgufSource:
         return raw[rows] if len(shape) > 1 else raw.reshape(shape[0], -1)[rows]
 
     def _transformers_order(self, stem: str, layer: int | None) -> NDArray[np.int64] | None:
-        """Of rows whose RoPE planes are paired as llama.cpp does for its llama architecture."""
+        """Rows in transformers' order, where RoPE planes are paired as in llama.cpp's llama architecture."""
         spec = self._at(layer)
         n_heads = {"attn_q": spec.n_head, "attn_k": spec.n_kv}.get(stem)
         block = spec.block
-        if n_heads is None or block.position != "rope" or block.rope_pairing != "norm":
+        if (
+            n_heads is None
+            or spec.mla is not None
+            or block.position != "rope"
+            or block.rope_pairing != "norm"
+        ):
             return None
         return np.argsort(paired_rows(n_heads, spec.head_dim, spec.n_rot))
 

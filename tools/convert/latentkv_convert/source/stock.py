@@ -132,7 +132,7 @@ class Stock:
         }
 
     def n_layer(self) -> int:
-        """Of the trunk: blocks behind it predict more tokens at once, and no reader needs them."""
+        """Layers of the trunk. Blocks behind it predict more tokens at once, and are not needed."""
         n_blocks = self.whole("block_count", 1, 4096)
         return n_blocks - self.whole("nextn_predict_layers", 0, n_blocks - 1, 0)
 
@@ -145,13 +145,14 @@ class Stock:
         """attention.sliding_window, in tokens."""
         return self.whole("attention.sliding_window", 0, (1 << 32) - 1, 0) or None
 
-    def local_layers(self, n_layer: int, usual: int) -> list[bool]:
-        """Which layers have a window: all but every so manieth, or as a list of all layers says."""
+    def local_layers(self, n_layer: int, usual: int, first_is_full: bool = False) -> list[bool]:
+        """Which layers have a window: all but the last of every so many, or the first, or as a list of all
+        layers says."""
         name = "attention.sliding_window_pattern"
         pattern = self.values.get(name)
         if not isinstance(pattern, list):
             period = self.whole(name, 1, 1 << 16, usual)
-            return [(layer + 1) % period != 0 for layer in range(n_layer)]
+            return [(layer + (not first_is_full)) % period != 0 for layer in range(n_layer)]
         if len(pattern) != n_layer:
             raise ConvertError(self.where, f"{n_layer} values of {name}, one a layer", str(len(pattern)))
         return [bool(local) for local in pattern]

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from ..errors import ConvertError, warn
 from ..ir import OF_VALUE, SIDES, ModelSpec, Plan, SidePlan
-from ..rows.sizes import in_blocks
+from ..recipe import Recipe
+from ..rows.sizes import has_row_scale, in_blocks
 from ..schema import ENUMS, RANK_PAD
 from ..weights.encoding import Encoding
 from ..weights.mixes import BASE
@@ -36,11 +37,23 @@ def check_heads(spec: ModelSpec, method: str, follows: bool) -> None:
     if method != "none" and (spec.has_shared_kv or spec.keys.get("embedding_length_per_layer_input")):
         got = "layers share K and V" if spec.has_shared_kv else "layers embed tokens"
         raise ConvertError("--method", f"none, as {got}, which no calibration follows yet", method)
+    if spec.mla is not None and not follows:
+        wanted = "waterfill or none, as keys and values are one row (MLA)"
+        raise ConvertError("--method", wanted, method)
     if spec.heads and not follows:
         shapes = sorted({(shape.n_kv, shape.head_dim) for shape in spec.heads})
         got = " and ".join(f"{n_kv} x {head_dim}" for n_kv, head_dim in shapes)
-        wanted = f"waterfill or none, as KV heads differ between layers ({got})"
+        of = f"KV heads differ between layers ({got})" if len(shapes) > 1 else "heads differ between layers"
+        wanted = f"waterfill or none, as {of}"
         raise ConvertError("--method", wanted, method)
+
+
+def check_training(spec: ModelSpec, recipe: Recipe) -> None:
+    """Raises:
+    ConvertError: --finetune of factors that stand in no projection's place.
+    """
+    if recipe.finetune is not None and spec.mla is not None:
+        raise ConvertError("--finetune", "none for MLA, whose rows are no projection's output", "one")
 
 
 def check_plan(plan: Plan, spec: ModelSpec) -> None:
@@ -59,7 +72,7 @@ def check_plan(plan: Plan, spec: ModelSpec) -> None:
             raise ConvertError("plan", f"region formats of {', '.join(known)}", name)
     for index, layer in enumerate(plan.layers):
         for side in SIDES:
-            _check_side(f"layer {index} {side}", side, layer.side(side), spec.at(index))
+            _check_side(f"layer {index} {side}", side, layer.side(side), spec.at(index).of_side(side))
             _check_blocks(f"layer {index} {side}", side, layer.side(side), plan)
 
 
@@ -108,6 +121,11 @@ def _check_formats(where: str, planned: Sequence[Sequence[str]], segments: Seque
         stored = [name != "none" for name in formats]
         if stored != sorted(stored, reverse=True):
             raise ConvertError(where, "dropped segments after stored ones", str(formats))
+    held = {name for names in planned for name in names if name != "none"}
+    if len({has_row_scale((name,)) for name in held}) > 1:
+        raise ConvertError(
+            where, "formats n8 … n1 throughout a row, or none of them", ", ".join(sorted(held))
+        )
 
 
 def warn_of_widths(tensors: Sequence[OutTensor], encoding: Encoding) -> None:

@@ -19,7 +19,7 @@ def total(source: Source, encoding: Encoding, others: Iterable[OutTensor]) -> in
 
 def _projections(source: Source) -> Iterator[OutTensor]:
     sides = ("q", *SIDES) if source.spec.packed_qkv else SIDES
-    for layer in source.spec.attention_layers:
+    for layer in source.spec.attention_layers if source.spec.mla is None else ():
         spec = source.spec.at(layer)
         stem = f"blk.{layer}.attn_"
         rows = {side: spec.q_width if side == "q" else spec.kv_width for side in sides}

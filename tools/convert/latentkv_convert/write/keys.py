@@ -15,6 +15,7 @@ from ..source.gguf_file import Value
 from ..source.source import Source
 from ..weights.tensor import FILE_TYPES
 from ..work import Work
+from . import mla
 
 FILE_TYPE = "general.file_type"
 
@@ -38,8 +39,9 @@ def of_cache(plan: Plan, work: Work) -> dict[str, Any]:
     keys = region_keys(plan)
     if plan.is_full:
         return keys
+    stored = mla.in_one_row(plan) if work.spec.mla is not None else plan
     for side in SIDES:
-        every = [layer.side(side) for layer in plan.layers]
+        every = [layer.side(side) for layer in stored.layers]
         keys[KEYS[f"{side}_path"]] = [layer.path for layer in every]
         keys[KEYS[f"{side}_group"]] = [layer.group for layer in every]
         layers = [every[layer] for layer in work.spec.attention_layers]
@@ -49,7 +51,8 @@ def of_cache(plan: Plan, work: Work) -> dict[str, Any]:
             for layer, own in zip(layers, shapes, strict=True)
         ]
         ranks = [layer.ranks or widths for layer, widths in zip(layers, heads, strict=True)]
-        keys[KEYS[f"{side}_ranks"]] = [rank for layer in ranks for rank in layer]
+        if any(ranks):
+            keys[KEYS[f"{side}_ranks"]] = [rank for layer in ranks for rank in layer]
         segments = [
             layer.segments or tuple((width,) for width in widths)
             for layer, widths in zip(layers, heads, strict=True)

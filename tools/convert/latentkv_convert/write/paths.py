@@ -26,7 +26,7 @@ from ..schema import TENSORS
 from ..source.frequencies import paired_rows
 from ..weights.tensor import OutTensor
 from ..work import Work
-from . import packed
+from . import mla, packed
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,10 @@ def tensors(work: Work, plan: Plan, trained: Mapping[tuple[int, str], tuple[Basi
     made: list[OutTensor] = []
     for index in work.spec.attention_layers:
         layer = plan.layers[index]
+        if work.spec.mla is not None:
+            if layer.v.path == "latent":
+                made += mla.tensors(work, index, partial(factors, index, "v"))
+            continue
         if packed.is_packed(work, layer):
             made += packed.together(work, index)
             continue

@@ -1,9 +1,10 @@
-// Scores of query rows straight on integer codes, for rows of K whose segments are all q8, q4, q2 or q1: what the converter's own
-// plans use. A lane is a slot, so nothing is added up across lanes, and scale and minimum of a segment are vectors as well:
+// Scores of query rows straight on integer codes, for rows of K that are coded (codes.h). A lane is a slot, so nothing is added up across
+// lanes, and scale and minimum of a segment are vectors as well:
 //
 //   q · x = Σ_segment step · (scale · Σ n·code + minimum · Σ n)          n = round(q / step), query_bits of a code's bits
+//   q · x = Σ_segment step · scale · (unit · Σ n·code + bottom · Σ n)      where the row has the scales: what is in brackets is the query's
 //
-// A row is words: of a segment its scale and minimum, then its codes. A tile is transposed, words by slots, and a word gives packs of
+// A row is words: of a segment its scale and minimum, if it has any, then its codes. A tile is transposed, words by slots, and a word gives packs of
 // two or four codes, spread evenly over its bits. Channels stay in the order in which they leave the words; the queries are put
 // into the same one, a pack a word.
 #pragma once
@@ -18,11 +19,6 @@
 #include "ops/cpu/tile.h"
 
 namespace lkv {
-
-// Four products of bytes are one instruction where two of 16 bits are. Against codes of 4 bits and fewer a byte loses a fifteenth
-// of what those codes lose (docs/lab/cpu.md); against codes of 8 bits it would lose as much as they do.
-constexpr int query_bits(int code_bits) { return code_bits == 8 ? 16 : 8; }
-constexpr int byte_query = 127;  // the largest integer of 8 bits
 
 // n = round(q / step), [q.size()]; returns the step.
 template <int CodeBits>
@@ -41,7 +37,8 @@ float round_query(std::span<const float> q, int32_t* n) {
 // Packs that a group's codes make, at most: pairs of them.
 constexpr int coded_packs(int kept, int n_segments) { return kept / 2 + 8 * n_segments; }
 
-// Query rows of a group as integers. packs: [coded_packs, n_rows]; steps and sums, step · Σ n: [n_segments, n_rows].
+// Query rows of a group as integers. packs: [coded_packs, n_rows]; steps and sums, step · Σ n: [n_segments, n_rows]. Where the row has the
+// scale, unit and bottom are in them.
 struct CodedQueries {
     int32_t* packs;
     float* sums;

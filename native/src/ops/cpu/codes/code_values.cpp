@@ -1,12 +1,11 @@
 #include "ops/cpu/codes/code_values.h"
 
-#include "base/wide.h"
+#include "ops/cpu/codes/packs.h"
 
 namespace lkv {
 
 namespace {
 
-using Header = AffineFormat<8>;                       // of all these formats
 constexpr int most_rows = wide_lanes == 16 ? 10 : 5;  // at once, with most_vectors each: their sums stay in registers
 constexpr int most_vectors = 2;
 constexpr int n_pairs = tile_slots / 2;
@@ -30,6 +29,17 @@ struct Headers {
     f32xw ratio[n_vectors];  // of minimum and scale
     f32xw flat[n_vectors];   // minimum where the scale is 0
     bool any_flat = false;
+
+    // A segment of rows that have the scales; a minimum of 1 per scale stands for what is added to every code.
+    Headers(const TileRows& rows, const ScaledByRow& segment) {
+        float scales[tile_slots];
+        row_scales(rows, segment.scale_at, scales);
+        for (int v = 0; v < n_vectors; v++) {
+            scale[v] = load_wide<f32xw>(scales + v * wide_lanes);
+            ratio[v] = f32xw{} + 1.0f;
+            flat[v] = f32xw{};
+        }
+    }
 
     Headers(const TileRows& rows, int offset) {
         uint32_t words[tile_slots];
@@ -188,10 +198,73 @@ void row_values(const Tile& tile, int first_row, int n_bytes, float* const* out)
     }
 }
 
+// A chunk of 16 channels in widths of two planes: N lanes a vector, channels in their order.
+template <int Bits>
+struct ChunkLanes {
+    using P = Planes<Bits>;
+    static constexpr int N = wide_lanes;
+    static constexpr int n_vectors = chunk_width / N;
+    static constexpr uint32_t ones = 0x00010001u;
+
+    // The codes of two slots, as of_two.
+    static LKV_INLINE Wide<N> codes(const uint8_t* a, const uint8_t* b, int vector) {
+        if constexpr (P::single) {
+            const Wide<N> low = P::nibble ? plane<4, 8>(a, b, vector) : plane<2, 4>(a, b, vector);
+            const uint32_t bits = load_u16(a + P::single_at) | uint32_t{load_u16(b + P::single_at)} << 16;
+            return low | ((Wide<N>{} + bits) >> (lane_numbers() + static_cast<uint32_t>(N * vector)) & ones)
+                             << P::single_shift;
+        }
+        return plane<4, 8>(a, b, vector) | plane<2, 4>(a + P::pair_at, b + P::pair_at, vector) << P::pair_shift;
+    }
+
+private:
+    template <int PlaneBits, int B>
+    static LKV_INLINE Wide<N> plane(const uint8_t* a, const uint8_t* b, int vector) {
+        using L = Lanes<PlaneBits, B>;
+        static_assert(L::N == N && L::n_vectors == n_vectors);
+        return L::of_two(a, b) >> (PlaneBits * L::in_one * vector) & Planes<PlaneBits>::levels * ones;
+    }
+    static constexpr Wide<N> lane_numbers() {
+        Wide<N> v{};
+        for (int i = 0; i < N; i++) v[i] = static_cast<uint32_t>(i);
+        return v;
+    }
+};
+
+template <int Bits, int R>
+void chunk_values(const Tile& tile, int first_row, int chunk, float* const* out) {
+    using C = ChunkLanes<Bits>;
+    Wide<C::N> acc[R][C::n_vectors] = {};
+    const int offset = tile.offset + chunk * Planes<Bits>::chunk_bytes;
+    for (int i = 0; i < n_pairs; i++) {
+        LKV_UNROLL
+        for (int v = 0; v < C::n_vectors; v++) {
+            const Wide<C::N> codes = C::codes(tile.rows.slot[2 * i] + offset, tile.rows.slot[2 * i + 1] + offset, v);
+            LKV_UNROLL
+            for (int r = 0; r < R; r++) acc[r][v] = add_pairs<C::N>(acc[r][v], codes, tile.pairs[first_row + r][i]);
+        }
+    }
+    LKV_UNROLL
+    for (int r = 0; r < R; r++) {
+        LKV_UNROLL
+        for (int v = 0; v < C::n_vectors; v++) {
+            float* const to = out[first_row + r] + chunk * chunk_width + v * C::N;
+            const f32xw step = f32xw{} + tile.step[first_row + r];
+            const f32xw before = load_wide<f32xw>(to) + tile.constant[first_row + r];
+            store_wide(to, fma_wide(signed_to_f32<C::N>(acc[r][v]), step, before));
+        }
+    }
+}
+
 template <int Bits>
 void segment_values(const Tile& tile, int width, float* const* out) {
     for_even_blocks<most_rows>(tile.n_rows, [&](auto rows, int r) {
-        row_values<Bits, decltype(rows)::value>(tile, r, width * Bits / 8, out);
+        constexpr int R = decltype(rows)::value;
+        if constexpr (has_two_planes<Bits>) {
+            for (int chunk = 0; chunk < width / chunk_width; chunk++) chunk_values<Bits, R>(tile, r, chunk, out);
+        } else {
+            row_values<Bits, R>(tile, r, width * Bits / 8, out);
+        }
     });
 }
 
@@ -200,19 +273,30 @@ void segment_values(const Tile& tile, int width, float* const* out) {
 void coded_values(const RowLayout& layout, const GroupLayout& group, const TileRows& rows, ReadAhead& ahead, int n_rows,
                   const float* const* weights, float* const* out) {
     Tile tile(rows, n_rows);
+    float steps[max_coded_rows];
+    float sums[max_coded_rows];
+    const auto weigh_all = [&](const Headers& headers) {
+        for (int r = 0; r < n_rows; r++) weigh(headers, weights[r], tile.pairs[r], steps[r], sums[r]);
+    };
+    int weighed_at = -1;  // scales of rows that the weights are multiplied with
     for (const SegmentLayout& segment : segments_of(layout, group)) {
-        tile.offset = segment.offset + Header::codes_at;
-        const Headers headers(rows, segment.offset);
+        const auto scaled = scaled_by_row(segment);
+        if (!scaled) {
+            weigh_all(Headers(rows, segment.offset));
+        } else if (scaled->scale_at != weighed_at) {
+            weigh_all(Headers(rows, *scaled));
+            weighed_at = scaled->scale_at;
+        }
         float* to[max_coded_rows];
         for (int r = 0; r < n_rows; r++) {
             to[r] = out[r] + segment.column - group.column;
-            weigh(headers, weights[r], tile.pairs[r], tile.step[r], tile.constant[r]);
+            tile.step[r] = scaled ? steps[r] * scaled->step : steps[r];
+            tile.constant[r] = scaled ? sums[r] * scaled->bottom : sums[r];
         }
-        with_bits(segment.format, [&](auto bits) {
-            constexpr int Bits = decltype(bits)::value;
-            for (int s = 0; s < tile_slots; s++) ahead.pull(AffineFormat<Bits>::bytes(segment.width));
-            segment_values<Bits>(tile, segment.width, to);
-        });
+        tile.offset = codes_at(segment);
+        const int bytes = format_bytes(static_cast<Format>(segment.format), segment.width);
+        for (int s = 0; s < tile_slots; s++) ahead.pull(bytes);
+        with_bits(segment.format, [&](auto bits) { segment_values<decltype(bits)::value>(tile, segment.width, to); });
     }
 }
 

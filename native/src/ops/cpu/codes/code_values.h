@@ -2,6 +2,7 @@
 // holds of a channel is (byte >> bits·k):
 //
 //   Σ_t p_t x_t = step · Σ_t n_t·code_t + Σ_t p_t·minimum_t          n_t = round(p_t · scale_t / step), 16 bits, t over a tile
+//   Σ_t p_t x_t = step · (unit · Σ_t n_t·code_t + bottom · Σ_t n_t)      where rows have the scales: n_t once for all segments of one
 #pragma once
 
 #include "ops/cpu/codes/codes.h"

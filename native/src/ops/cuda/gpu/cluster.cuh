@@ -50,10 +50,12 @@ __device__ inline uint32_t in_block(const void* at, int rank) {
     return there;
 }
 
-// to: from in_block
-__device__ inline void store_there(uint32_t to, float2 x) {
+// Four bytes to another block's `to`, counted by its barrier `arrivals` (both from in_block).
+__device__ inline void send(uint32_t to, float x, uint32_t arrivals) {
     if constexpr (has_clusters) {
-        asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(x.x), "f"(x.y) : "memory");
+        asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to), "f"(x),
+                     "r"(arrivals)
+                     : "memory");
     }
 }
 

@@ -243,12 +243,12 @@ struct WideF16Reader {
     }
 };
 
-// Channel by channel. Value: says what channel j of the chunk is.
+// Channel by channel. Value: of a row, says what channel j of the chunk is.
 template <class Value>
 struct ChannelReader {
     int valid;
     Value value;
-    __device__ ChannelReader(const uint8_t*, const Chunk& chunk) : valid(chunk.valid), value(chunk) {}
+    __device__ ChannelReader(const uint8_t* row, const Chunk& chunk) : valid(chunk.valid), value(row, chunk) {}
     __device__ __half at(const uint8_t* codes, int j) const {
         if (j >= valid) return __ushort_as_half(0);
         return __float2half_rn(fminf(fmaxf(value(codes, j), -half_max), half_max));
@@ -269,7 +269,7 @@ struct ChannelReader {
 // Chunks that end early, and f32 rows.
 template <class F>
 struct CodeValue {
-    __device__ explicit CodeValue(const Chunk&) {}
+    __device__ CodeValue(const uint8_t*, const Chunk&) {}
     __device__ float operator()(const uint8_t* codes, int j) const { return F::code(codes, j); }
 };
 template <class F>
@@ -297,10 +297,32 @@ __device__ __noinline__ inline float stock_value(int kind, const uint8_t* block,
 struct StockValue {
     int kind;
     int first;  // channel of the block
-    __device__ explicit StockValue(const Chunk& chunk) : kind(chunk.kind), first(chunk_width * chunk.odd) {}
+    __device__ StockValue(const uint8_t*, const Chunk& chunk) : kind(chunk.kind), first(chunk_width * chunk.odd) {}
     __device__ float operator()(const uint8_t* block, int j) const { return stock_value(kind, block, first + j); }
 };
 using StockReader = ChannelReader<StockValue>;
+
+// The level of a code in a row that has scales. Called, as stock_value is.
+__device__ __noinline__ inline float level_at(int kind, const uint8_t* codes, int j) {
+    switch (static_cast<Format>(kind)) {
+#define X(name, type)  \
+    case Format::name: \
+        return fmaf(type::code(codes, j), type::step, type::bottom);
+        LKV_NORMAL_FORMATS(X)
+#undef X
+        default:
+            return 0.0f;
+    }
+}
+
+struct LevelValue {
+    int kind;
+    float scale;
+    __device__ LevelValue(const uint8_t* row, const Chunk& chunk)
+        : kind(chunk.kind), scale(load_half(row + chunk.affine)) {}
+    __device__ float operator()(const uint8_t* codes, int j) const { return scale * level_at(kind, codes, j); }
+};
+using LevelReader = ChannelReader<LevelValue>;
 
 // A chunk of a row (Half: one half of it) in registers as it is stored, so that it is loaded long before it is decoded. Kind: one
 // that has a path of its own; of any other nothing is kept. base, offset: of the row; apart, they need one addition a load.
@@ -410,6 +432,11 @@ __device__ inline bool with_chunk(const uint8_t* row, const Chunk& chunk, Use&& 
 #undef X
             use(StockReader(row, chunk));
             return true;
+#define X(name, type) case static_cast<uint8_t>(Format::name):
+            LKV_NORMAL_FORMATS(X)
+#undef X
+            use(LevelReader(row, chunk));
+            return true;
         default:
             return false;
     }
@@ -450,7 +477,7 @@ __device__ __noinline__ inline float block_value(int kind, const uint8_t* block,
 #define X(name, type)  \
     case Format::name: \
         return type::value(block, pitch, src, width, channel);
-        LKV_BLOCK_FORMATS(X)
+        LKV_TOKEN_BLOCK_FORMATS(X)
 #undef X
         default:
             return 0.0f;
@@ -460,8 +487,8 @@ __device__ __noinline__ inline float block_value(int kind, const uint8_t* block,
 // The chunk of slot s in a tile of rows `pitch` bytes apart that begins with a block of tokens.
 __device__ inline void pairs_in_block(const uint8_t* rows, int s, int pitch, const Chunk& chunk, uint32_t (&out)[8]) {
     const uint8_t* const row = rows + s * pitch;
-    if (!format_in_blocks(static_cast<Format>(chunk.kind))) return pairs_of_chunk(row, chunk, out);
-    const uint8_t* const block = rows + s / block_slots * block_slots * pitch + chunk.codes;
+    if (!format_in_token_blocks(static_cast<Format>(chunk.kind))) return pairs_of_chunk(row, chunk, out);
+    const uint8_t* const block = rows + s / token_block_slots * token_block_slots * pitch + chunk.codes;
     const auto at = [&](int j) {
         return block_value(chunk.kind, block, pitch, row + chunk.codes, chunk.affine, chunk.odd + j);
     };

@@ -70,7 +70,7 @@ __device__ void move_row(const SegmentLayout* from, int n_from, const uint8_t* s
     read_row(from, n_from, src, x);
     __syncthreads();
     // Quantizing what was just dequantized may move a code: segments that both rows store alike keep their bytes. Where the row has the
-    // scale, that is all of a row or nothing.
+    // scales, that is all of a row or nothing.
     if (has_row_scale(to, n_to)) {
         if (!same_segments(from, n_from, to, n_to)) return write_scaled_row(to, n_to, x, dst);
         for (int i = static_cast<int>(threadIdx.x); i < row_bytes; i += row_threads) dst[i] = src[i];
@@ -120,15 +120,15 @@ __device__ float channel_of(const BlockArgs& p, const uint8_t* row, int column) 
     return 0.0f;
 }
 
-constexpr int block_threads = chunk_width * block_slots;  // a warp a channel, a lane a token
+constexpr int block_threads = chunk_width * token_block_slots;  // a warp a channel, a lane a token
 constexpr int most_chunks_at_once = 16;
 
 // block: the segment in the row of the block's first slot
 template <class F>
 __device__ void store_chunk(const float* tokens, int32_t (*code)[chunk_width + 1], int chunk, int width, uint8_t* block,
                             int64_t stride) {
-    const int token = threadIdx.x % block_slots;
-    const int j = threadIdx.x / block_slots;
+    const int token = threadIdx.x % token_block_slots;
+    const int j = threadIdx.x / token_block_slots;
     const auto [scale, minimum] = F::put_affine(tokens, chunk * chunk_width + j, width, block, stride);
     code[token][j] = F::level(tokens[token], scale > 0.0f ? 1.0f / scale : 0.0f, minimum);
     __syncthreads();
@@ -142,18 +142,18 @@ __device__ void store_chunk(const float* tokens, int32_t (*code)[chunk_width + 1
 
 // grid: blocks x chunks that are stored at once
 __global__ void __launch_bounds__(block_threads) block_kernel(const __grid_constant__ BlockArgs p) {
-    __shared__ float x[chunk_width][block_slots];
-    __shared__ int32_t code[block_slots][chunk_width + 1];
-    const int j = threadIdx.x / block_slots;
-    const int token = threadIdx.x % block_slots;
-    const int first = static_cast<int>(blockIdx.x) * block_slots;
+    __shared__ float x[chunk_width][token_block_slots];
+    __shared__ int32_t code[token_block_slots][chunk_width + 1];
+    const int j = threadIdx.x / token_block_slots;
+    const int token = threadIdx.x % token_block_slots;
+    const int first = static_cast<int>(blockIdx.x) * token_block_slots;
     const int64_t slot = p.from_slot != nullptr ? p.from_slot[first + token] : first + token;
     const uint8_t* const row = p.rows + slot * p.row_bytes;
     uint8_t* const block = p.to.k_rows + static_cast<int64_t>(p.to_slot[first]) * p.to.k_row_bytes;
     unsigned turn = 0;
     for (int s = 0; s < p.to.n_k_segments; s++) {
         const SegmentLayout segment = p.to.k_segments[s];
-        if (!format_in_blocks(static_cast<Format>(segment.format))) continue;
+        if (!format_in_token_blocks(static_cast<Format>(segment.format))) continue;
         for (int chunk = 0; chunk < segment.width / chunk_width; chunk++) {
             if (turn++ % gridDim.y != blockIdx.y) continue;
             __syncthreads();  // the codes of the chunk before are packed
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(block_threads) block_kernel(const __grid_const
     case Format::name:                                                                                 \
         store_chunk<type>(x[j], code, chunk, segment.width, block + segment.offset, p.to.k_row_bytes); \
         break;
-                LKV_BLOCK_FORMATS(X)
+                LKV_TOKEN_BLOCK_FORMATS(X)
 #undef X
                 default:
                     break;
@@ -265,7 +265,7 @@ cudaError_t store_rows(const StoreArgs& args, int n_tokens, cudaStream_t stream)
 }
 
 cudaError_t store_blocks(const BlockArgs& args, int n_rows, cudaStream_t stream) {
-    const auto n_blocks = static_cast<unsigned>(n_rows / block_slots);
+    const auto n_blocks = static_cast<unsigned>(n_rows / token_block_slots);
     block_kernel<<<dim3(n_blocks, most_chunks_at_once), block_threads, 0, stream>>>(args);
     return cudaGetLastError();
 }

@@ -57,41 +57,55 @@ __device__ inline LevelSums sum_of_warps(const LevelSums& own) {
     return {across<row_strands>(mine.xl, add), across<row_strands>(mine.ll, add)};
 }
 
-// A row that has one scale. By all threads of the block, row_threads.
+// A row that has scales. By all threads of the block, row_threads.
 __device__ inline void write_scaled_row(const SegmentLayout* segments, int n_segments, const float* x, uint8_t* row) {
+    __shared__ int reach;  // of n8 and n6: bits of a float that is not negative are in its order
+    if (threadIdx.x == 0) reach = 0;
     const int warp = static_cast<int>(threadIdx.x) / 32;
+    bool has_middle = false;
+    for (int s = 0; s < n_segments; s++) {
+        with_scaled(segments[s].format, [&](auto f) { has_middle = has_middle || fits_scale(f.bits, true); });
+    }
     int n = 0;
-    for (int s = 0; s < n_segments; s++) n += segments[s].width;
+    for (int s = 0; s < n_segments; s++) {
+        with_scaled(segments[s].format, [&](auto f) { n += fits_scale(f.bits, has_middle) ? segments[s].width : 0; });
+    }
+    __syncthreads();
+    // of_segment(a value of its type, its x, its width)
     const auto sums_of = [&](const auto& of_segment) {
         LevelSums sums{};
         for (int s = warp; s < n_segments; s += row_strands) {
-            const LevelSums more = of_segment(segments[s]);
-            sums = {sums.xl + more.xl, sums.ll + more.ll};
+            const SegmentLayout segment = segments[s];
+            with_scaled(segment.format, [&](auto f) {
+                if (!fits_scale(f.bits, has_middle)) return;
+                const LevelSums more = of_segment(f, x + segment.column, segment.width);
+                sums = {sums.xl + more.xl, sums.ll + more.ll};
+            });
         }
         return sum_of_warps(sums);
     };
-    const LevelSums power = sums_of(
-        [&](const SegmentLayout& segment) { return LevelSums{power_of(x + segment.column, segment.width), 0.0f}; });
-    RowScaleFit fit(power.xl, n);
-    for (int k = 0; k < RowScaleFit::n_refine; k++) {
-        const float inverse = fit.inverse();
-        fit.refine(sums_of([&](const SegmentLayout& segment) {
-            LevelSums sums{};
-            with_scaled(segment.format,
-                        [&](auto f) { sums = decltype(f)::sums(x + segment.column, segment.width, inverse); });
-            return sums;
-        }));
-    }
-    const uint16_t scale = fit.stored();
-    if (threadIdx.x == 0) {
-        store_u16(row, scale);
-        store_u16(row + sizeof scale, 0);
-    }
-    const float inverse = inverse_of_scale(scale);
     for (int s = warp; s < n_segments; s += row_strands) {
         const SegmentLayout segment = segments[s];
         with_scaled(segment.format, [&](auto f) {
-            decltype(f)::write(x + segment.column, segment.width, inverse, row + segment.offset);
+            if constexpr (!decltype(f)::clips) {
+                const float of_segment = f.reach(x + segment.column, segment.width);
+                if (threadIdx.x % 32 == 0) atomicMax(&reach, static_cast<int>(float_bits(of_segment)));
+            }
+        });
+    }
+    const LevelSums power =
+        sums_of([](auto, const float* of, int width) { return LevelSums{power_of(of, width), 0.0f}; });
+    RowScaleFit fit(power.xl, n);
+    for (int k = 0; k < RowScaleFit::n_refine; k++) {
+        const float inverse = fit.inverse();
+        fit.refine(sums_of([=](auto f, const float* of, int width) { return f.sums(of, width, inverse); }));
+    }
+    const RowScales scales{fit.stored(), half_ceil(float_from_bits(static_cast<uint32_t>(reach)))};
+    if (threadIdx.x == 0) scales.store(row);
+    for (int s = warp; s < n_segments; s += row_strands) {
+        const SegmentLayout segment = segments[s];
+        with_scaled(segment.format, [&](auto f) {
+            f.write(x + segment.column, segment.width, scales.inverse(f.clips), row + segment.offset);
         });
     }
 }

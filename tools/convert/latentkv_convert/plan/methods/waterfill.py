@@ -22,7 +22,7 @@ from ...ir import SIDES, ModelSpec
 from ...rows import sizes
 from ...schema import RANK_PAD
 from .. import allotment, arguments, latent_plan
-from ..candidates import Shape
+from ..candidates import ROW_WIDTHS, Shape
 from ..times import gpu_file
 from ..waterfill import DEPTHS, Waterfill
 from . import group_size
@@ -91,6 +91,13 @@ def add_arguments(parser: Any) -> None:
         help="decoding times of your GPU, from bench/attention_times.py (default: those of an H100)",
     )
     parser.add_argument(
+        "--scales",
+        choices=("segment", "row"),
+        default="segment",
+        help="segment (default): every segment of a row has a scale and a minimum; row: a whole row has two "
+        "scales and no minima, which loses less at equal bytes",
+    )
+    parser.add_argument(
         "--segment",
         type=int,
         choices=(16, *SEGMENT_WIDTHS),
@@ -125,16 +132,27 @@ def create(options: Mapping[str, Any], spec: ModelSpec) -> Waterfill:
             "--served-context", f"more than sink {sink} and recent {recent} together", str(served)
         )
     kept = sink > 0 or recent > 0
-    path = latent_plan.k_path({"k_path": None}, spec, PREFER[options["prefer"]])
+    one_scale = options["scales"] == "row"
+    if one_scale and options["segment"] is not None:
+        raise ConvertError(
+            "--segment", "segments with scales of their own (--scales segment)", "--scales row"
+        )
+    widths = ROW_WIDTHS if one_scale else SEGMENT_WIDTHS
+    if spec.mla is not None and (options["master"] or one_scale):
+        option = "--master" if options["master"] else "--scales row"
+        raise ConvertError(option, "none for MLA, whose rows are keys and values in one", "one")
+    prefer = "speed" if spec.mla is not None else options["prefer"]  # rows are read as they are stored
+    path = latent_plan.k_path({"k_path": None}, spec, PREFER[prefer])
     rotates = path == "rotated" and spec.block.position == "rope"
     return Waterfill(
         Shape(
             paths={"k": path, "v": "latent"},
-            widths=SEGMENT_WIDTHS if options["segment"] is None else (options["segment"],),
+            widths=widths if options["segment"] is None else (options["segment"],),
             sink=sink,
             recent=recent,
             context=(served or spec.n_ctx) if rotates else None,
             one_row=options["one_row"],
+            one_scale=one_scale,
         ),
         groupings=groupings,
         count=allotment.count(

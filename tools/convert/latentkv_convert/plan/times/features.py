@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from ...ir import LayerPlan, ModelSpec, SidePlan
-from ...rows.sizes import segment_bytes
+from ...rows.sizes import has_row_scale, row_scale_bytes, segment_bytes
 
 # Feature -> unit of its coefficient.
 UNITS = {
@@ -34,6 +34,11 @@ UNITS = {
     "expand": "us per billion products that make keys",
 }
 DECODED = ("q8", "q4", "q2", "q1")  # formats that the kernel takes
+# What a channel of a row with one scale is counted as, until such rows are timed: the planes of its code.
+PLANES = {
+    **{"n8": ("q8",), "n6": ("q4", "q2"), "n5": ("q4", "q1"), "n4": ("q4",)},
+    **{"n3": ("q2", "q1"), "n2": ("q2",), "n1": ("q1",)},
+}
 UNIT_CHANNELS = 32  # channels of one format that it takes at once
 MOST_CHANNELS = 1024  # of a group
 MOST_ROWS = 32  # query rows of a thread block
@@ -90,6 +95,8 @@ def of(heads: Heads, layer: LayerPlan) -> Features | None:
     """Counts of a layer as the file has it: ranks are the columns of its factors. None: the fast kernels do
     not take such rows."""
     k, v = layer.k, layer.v
+    if getattr(heads, "mla", None) is not None:
+        return None
     if k.path == "full" and v.path == "full":
         return full(heads)
     rebuilds = k.path == "rebuild"
@@ -107,7 +114,8 @@ def of(heads: Heads, layer: LayerPlan) -> Features | None:
     for i, j in at:
         for read in ([] if rebuilds else [stored["k"][i]]) + [stored["v"][j]]:
             for name, n in read.items():
-                decoded[name] += blocks * n
+                for plane in PLANES.get(name, (name,)):
+                    decoded[plane] += blocks * n
     step = {
         "latent": 1.0,
         "latent_once": 1.0 / heads.n_layer,
@@ -180,7 +188,11 @@ def _runs(side: SidePlan) -> list[list[tuple[str, int]]]:
 def _is_taken(side: SidePlan) -> bool:
     if side.path == "full" or side.formats is None or max(side.kept) > MOST_CHANNELS:
         return False
-    return all(name in DECODED and n % UNIT_CHANNELS == 0 for segments in _runs(side) for name, n in segments)
+    return all(
+        name in PLANES or (name in DECODED and n % UNIT_CHANNELS == 0)
+        for segments in _runs(side)
+        for name, n in segments
+    )
 
 
 def _channels(runs: list[tuple[str, int]]) -> dict[str, int]:
@@ -192,4 +204,7 @@ def _channels(runs: list[tuple[str, int]]) -> dict[str, int]:
 
 
 def _bytes(side: SidePlan) -> int:
-    return sum(segment_bytes(name, n) for segments in _runs(side) for name, n in segments)
+    """Of a row."""
+    runs = _runs(side)
+    scale = row_scale_bytes() if has_row_scale(name for segments in runs for name, _ in segments) else 0
+    return scale + sum(segment_bytes(name, n) for segments in runs for name, n in segments)

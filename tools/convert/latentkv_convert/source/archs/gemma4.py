@@ -161,7 +161,7 @@ def _shape(config: Mapping[str, Any], spec: ModelSpec, layer: int, local: bool) 
     if n_kv < 1 or spec.n_head % n_kv or head_dim < 2 or head_dim % 2:
         wanted = f"layer {layer} with a divisor of {spec.n_head} KV heads of an even width"
         raise ConvertError("config.json", wanted, f"{n_kv} of {head_dim}")
-    return HeadShape(n_kv, head_dim, head_dim, is_shared)
+    return HeadShape(n_kv, head_dim, head_dim, spec.n_head, is_shared)
 
 
 def _experts(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ NORMS = {
     "post_ffw_norm.weight": "post_feedforward_layernorm",
 }
 PERIOD = 4  # of OLMo 3, whose files have this architecture: the last of so many layers has no window
-_BEFORE = ("attn_norm.weight", "ffn_norm.weight")  # Llama's
+BEFORE = ("attn_norm.weight", "ffn_norm.weight")  # Llama's
 
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:
@@ -40,7 +40,7 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
         gguf_arch="olmo2",
         block=replace(spec.block, rope_pairing="neox"),
         layer_tensors=(
-            *(role for role in spec.layer_tensors if role.target not in _BEFORE),
+            *(role for role in spec.layer_tensors if role.target not in BEFORE),
             *(TensorRole(f"{source}.weight", target, "vector") for target, source in NORMS.items()),
         ),
         whole_norms=True,

@@ -43,7 +43,7 @@ const char* take(const Request& request, Plan& a) {
         return DirectLayout(args, instance.rows).total(args, instance.rows) <= limit;
     };
     const auto choose = [&](int limit) {
-        const int least_tile = a.in_blocks != 0 ? block_slots : 16;
+        const int least_tile = a.in_blocks != 0 ? token_block_slots : 16;
         for (const int tile : {128, 64, 32, 16}) {
             if (tile < least_tile) continue;
             // rebuilt tiles wait for their products, not for memory; 64 rows fill the tensor cores' tiles
@@ -78,7 +78,7 @@ cudaError_t launch(const Plan& plan, cudaStream_t stream) {
     return args.rebuild != 0 ? launch_rebuild(args, stream) : launch_direct(args, stream);
 }
 
-std::vector<uint32_t> pack(const KeyFactor& f, const Device&) {
+std::vector<uint32_t> pack(const KeyFactor& f) {
     std::vector<int> in_order(static_cast<size_t>(f.head_dim));
     std::iota(in_order.begin(), in_order.end(), 0);
     return pack_k_b(f.k_b, f.n_kv, f.rank, f.head_dim, f.k_blocks, in_order);
@@ -86,7 +86,7 @@ std::vector<uint32_t> pack(const KeyFactor& f, const Device&) {
 
 void shrink(Plan& plan, int tile, int stages) {
     DirectPlan own = plan.as<DirectPlan>();
-    plan.tile = std::min(plan.in_blocks != 0 ? std::max(tile, block_slots) : tile, plan.tile);
+    plan.tile = std::min(plan.in_blocks != 0 ? std::max(tile, token_block_slots) : tile, plan.tile);
     own.stages = std::min(stages, own.stages);
     plan.keep(own);
 }

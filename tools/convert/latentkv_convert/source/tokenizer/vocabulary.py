@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConvertError, need
-from . import tokenizer
-from .tokenizer import special
-from .tokenizer.files import TokenizerFiles
+from ...errors import ConvertError, need
+from . import keys, special
+from .files import TokenizerFiles
 
 
 class CheckpointVocabulary:
@@ -19,7 +18,7 @@ class CheckpointVocabulary:
         self._directory, self._config, self._pre = directory, dict(config), pre
 
     def keys(self, n_vocab: int) -> dict[str, Any]:
-        return tokenizer.keys(self._directory, self._config, n_vocab, self._pre)
+        return keys(self._directory, self._config, n_vocab, self._pre)
 
     def encode(self, text: str) -> Sequence[int]:
         """No special token is added."""

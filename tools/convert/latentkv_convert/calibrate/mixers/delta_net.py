@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..errors import ConvertError, need
-from ..ir import ModelSpec
-from ..source.recurrent import DeltaNetSizes
+from ...errors import ConvertError, need
+from ...ir import ModelSpec
+from ...source.recurrent import DeltaNetSizes
 
 _WHERE = "transformers.models.qwen3_next.modeling_qwen3_next"
 
@@ -62,7 +62,7 @@ def _rule() -> Any:
 
 
 class Numbers(nn.Module):
-    """Of a delta net what is no linear map: kernels, decays and their offsets."""
+    """The parameters of a delta net that are no linear map: kernels, decays and their offsets."""
 
     def __init__(self, weight: Tensor | None, bias: Tensor | None) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-#include "graph/reference.h"
+#include "graph/reference/reference.h"
 
 #include <cmath>
 #include <limits>
@@ -108,8 +108,7 @@ ggml_tensor* latent_attn_reference(ggml_context* ctx, AttentionNode& node, const
     const HParams& h = model.hparams();
     const LayerWeights& layer = model.layers()[static_cast<size_t>(node.layer)];
     const int n_kv = h.heads_of(node.layer).n_kv;
-    const int64_t head_dim = h.heads_of(node.layer).head_dim;
-    const int rep = h.n_head / n_kv;
+    const int rep = h.heads_of(node.layer).n_head / n_kv;
     std::vector<ProblemRows> problems;
     for (const bool full : {true, false}) {
         const std::optional<LatentAttnParams>& params = full ? node.full : node.latents;
@@ -121,14 +120,16 @@ ggml_tensor* latent_attn_reference(ggml_context* ctx, AttentionNode& node, const
         const bool of_value = rows.key_of_value(node.row_layer);
         problems.push_back({*params, full ? q.full : q.latents, read_rows(ctx, node, stored, full, of_value, n),
                             read_rows(ctx, node, stored, full, true, n), rows.layout(r, node.row_layer, of_value),
-                            rows.v_layout(r, node.row_layer), first, n, of_value});
+                            rows.values_layout(r, node.row_layer), first, n, of_value});
     }
     const LatentAttnParams& any = problems.front().p;
+    const int64_t head_dim = any.head_dim;
     const int64_t n_tokens = problems.front().q->ne[2];
 
     ggml_tensor* noise = nullptr;
     if (masses != nullptr && node.cache->placement().eviction()->policy().has_noise) {
-        noise = mass_noise(ctx, node, stored, inputs.n_slots, static_cast<int>(n_tokens), h.n_head);
+        noise =
+            mass_noise(ctx, node, stored, inputs.n_slots, static_cast<int>(n_tokens), h.heads_of(node.layer).n_head);
     }
     ggml_tensor* out = nullptr;  // [head_dim, heads so far, n_tokens]
     for (int j = 0; j < n_kv; j++) {

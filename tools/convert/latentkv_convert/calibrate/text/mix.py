@@ -50,7 +50,7 @@ def text(render: Render, kinds: Sequence[str] = (), *, held_out: bool = False) -
 
 
 def chapters(held_out: bool) -> list[str]:
-    """Of the language reference; a chapter is dealt to one side by a hash of its name."""
+    """Chapters of the language reference; a hash of its name puts each on one side."""
     from pydoc_data.topics import topics
 
     left = HELD_OUT * sum(map(len, topics.values()))

@@ -9,7 +9,7 @@ from typing import Any
 from latentkv.chat.template import ChatTemplate
 from latentkv.errors import LatentKVError
 
-from ..source.source import Source
+from ...source.source import Source
 from .mix import Message, Render
 
 _TODAY = datetime.datetime(2025, 1, 1)  # for templates that write the date: the same text every day

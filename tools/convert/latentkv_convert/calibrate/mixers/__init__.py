@@ -1,0 +1,1 @@
+"""What mixes tokens in a layer, where it is not usual attention."""

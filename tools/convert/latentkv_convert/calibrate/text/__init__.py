@@ -1,0 +1,1 @@
+"""The text that a model is calibrated on where none is given."""

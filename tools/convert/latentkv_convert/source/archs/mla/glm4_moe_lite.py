@@ -1,0 +1,28 @@
+"""glm4_moe_lite: GLM-4.7-Flash (30B-A3B).
+
+DeepSeek V3's block; every layer but the first has experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ....ir import ModelSpec
+from .. import mla
+
+TINY: dict[str, Any] = {
+    **mla.TINY,
+    "architectures": ["Glm4MoeLiteForCausalLM"],
+    "model_type": "glm4_moe_lite",
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.8,
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+}
+del TINY["first_k_dense_replace"]
+_USUAL = {"scoring_func": "sigmoid", "norm_topk_prob": True, "first_k_dense_replace": 1}
+_USUAL |= {"routed_scaling_factor": 1.8, "rms_norm_eps": 1e-5}
+
+
+def model_spec(config: Mapping[str, Any]) -> ModelSpec:
+    return mla.model_spec(_USUAL | dict(config))

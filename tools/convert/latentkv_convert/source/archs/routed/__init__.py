@@ -1,0 +1,128 @@
+"""Architectures with routed experts: a router scores the experts of a layer for every token, and the best
+ones are the token's, beside one that all tokens have. The first layers may be without."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .... import limits
+from ....errors import ConvertError
+from ....ir import ModelSpec, TensorRole
+from ...stock import Stock
+from .. import expert_keys
+
+GATING = {"softmax": 1, "sigmoid": 2}  # llama.cpp's numbers
+STOCK_KEYS = (
+    *("expert_count", "expert_used_count", "expert_shared_count", "expert_gating_func"),
+    *("expert_weights_norm", "expert_weights_scale", "leading_dense_block_count"),
+)
+_MAPS = ("gate", "up", "down")
+
+
+@dataclass(frozen=True)
+class Experts:
+    n_expert: int
+    n_used: int  # for each token
+    width: int  # of one
+    shared: int = 0  # width of the expert that all tokens have; 0: there is none
+    scores: str = "sigmoid"
+    is_normed: bool = True  # weights of the chosen experts are divided by their sum
+    scale: float = 1.0  # of the weights
+    n_dense: int = 0  # first layers without experts
+
+
+@dataclass(frozen=True)
+class Names:
+    """Of a checkpoint's tensors, in a layer."""
+
+    router: str = "mlp.gate.weight"
+    bias: str = (
+        "mlp.gate.e_score_correction_bias"  # of the scores by which experts are chosen; "": there is none
+    )
+    each: str = "mlp.experts.{}.*_proj.weight"  # * stands for gate, up and down
+    shared: str = "mlp.shared_experts.*_proj.weight"
+
+
+def with_experts(spec: ModelSpec, experts: Experts, names: Names) -> ModelSpec:
+    """spec: of a model without experts, whose FFN the first layers have."""
+    if not 0 <= experts.n_dense < spec.n_layer:
+        expected = f"a layer with experts among {spec.n_layer}"
+        raise ConvertError("config.json", expected, f"{experts.n_dense} without them")
+    maps = {f"ffn_{name}.weight" for name in _MAPS}
+    others = tuple(role for role in spec.layer_tensors if role.target not in maps)
+    roles = [TensorRole(names.router, "ffn_gate_inp.weight", "vector")]
+    if names.bias:
+        roles.append(TensorRole(names.bias, "exp_probs_b.bias", "vector"))
+    for name in _MAPS:
+        roles.append(
+            TensorRole(names.each.replace("*", name), f"ffn_{name}_exps.weight", n_expert=experts.n_expert)
+        )
+        if experts.shared:
+            roles.append(TensorRole(names.shared.replace("*", name), f"ffn_{name}_shexp.weight"))
+    keys = {
+        **spec.keys,
+        **expert_keys(experts.n_expert, experts.n_used, experts.width),
+        "expert_gating_func": GATING[experts.scores],
+        "expert_weights_norm": experts.is_normed,
+        "expert_weights_scale": experts.scale,
+        "leading_dense_block_count": experts.n_dense,
+    }
+    if experts.shared:
+        keys |= {"expert_shared_count": 1, "expert_shared_feed_forward_length": experts.shared}
+    return replace(
+        spec,
+        block=replace(spec.block, ffn="experts", expert_norm=experts.is_normed),
+        layer_tensors=(*others, *roles),
+        dense_tensors=spec.layer_tensors if experts.n_dense else (),
+        keys=keys,
+    )
+
+
+def of_config(config: Mapping[str, Any], fields: Mapping[str, str], **fixed: Any) -> Experts:
+    """fields: name in Experts -> in the config, which has all but those in `fixed`."""
+    numbers: dict[str, Any] = {}
+    for name, field in fields.items():
+        if name == "scale":
+            numbers[name] = limits.number("config.json", field, config.get(field, 1.0), *limits.SCALE)
+        elif name == "is_normed":
+            numbers[name] = bool(config.get(field, True))
+        else:
+            high = {"n_expert": 4096, "n_used": 4096}.get(name, 1 << 22)
+            low = {"n_expert": 2, "n_used": 1, "width": 1}.get(name, 0)
+            numbers[name] = int(limits.number("config.json", field, config[field], low, high))
+    return Experts(**{**numbers, **fixed})
+
+
+def of_stock(stock: Stock, fields: Mapping[str, str]) -> dict[str, Any]:
+    """The config's fields of a GGUF."""
+    width = stock.whole("expert_feed_forward_length", 1, 1 << 22)
+    shared = stock.values.get("expert_shared_feed_forward_length")
+    n_shared = stock.whole("expert_shared_count", 0, 256, 1 if shared else 0)
+    found = {
+        "n_expert": stock.whole("expert_count", 2, 4096),
+        "n_used": stock.whole("expert_used_count", 1, 4096),
+        "width": width,
+        "shared": stock.whole("expert_shared_feed_forward_length", 1, 1 << 22, n_shared * width),
+        "is_normed": bool(stock.values.get("expert_weights_norm", True)),
+        "scale": stock.number("expert_weights_scale", 0, limits.SCALE[1], 0.0) or 1.0,
+        "n_dense": stock.whole("leading_dense_block_count", 0, 4096, 0),
+    }
+    for name, usual in (("is_normed", True), ("scale", 1.0), ("n_dense", 0), ("shared", 0)):
+        if name not in fields and found[name] != usual:
+            raise ConvertError(stock.where, f"routed experts with {name} {usual}", str(found[name]))
+    return {field: found[name] for name, field in fields.items()}
+
+
+def gating_of(stock: Stock, usual: str) -> str:
+    number = stock.whole("expert_gating_func", 0, 2, 0) or GATING[usual]
+    return next(name for name, other in GATING.items() if other == number)
+
+
+def dense_layers(kinds: Sequence[str]) -> int:
+    """How many layers are without experts; all before those with them."""
+    n_dense = list(kinds).count("dense")
+    if list(kinds) != ["dense"] * n_dense + ["sparse"] * (len(kinds) - n_dense):
+        raise ConvertError("config.json", "layers without experts before all that have them", "others")
+    return n_dense
