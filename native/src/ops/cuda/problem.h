@@ -9,7 +9,6 @@
 namespace lkv::cuda {
 
 constexpr int max_regions = 3;
-constexpr int most_head_dim = 512;     // of any kernel, and of what is merged
 constexpr int max_group_width = 2048;  // channels of one K or V group: 8 warps x 4 blocks x 64
 
 // 16 channels of a row, and where their bytes lie from the group's first staged byte.

@@ -50,12 +50,10 @@ __device__ inline uint32_t in_block(const void* at, int rank) {
     return there;
 }
 
-// Four bytes to another block's `to`, counted by its barrier `arrivals` (both from in_block).
-__device__ inline void send(uint32_t to, float x, uint32_t arrivals) {
+// to: from in_block
+__device__ inline void store_there(uint32_t to, float2 x) {
     if constexpr (has_clusters) {
-        asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to), "f"(x),
-                     "r"(arrivals)
-                     : "memory");
+        asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(x.x), "f"(x.y) : "memory");
     }
 }
 

@@ -77,6 +77,13 @@ __device__ inline uint32_t transposed(uint32_t x) {
     return y;
 }
 
+// The thread's lane, kept in a register: reading it anew wherever it is used takes some 40 cycles, which the compiler prefers.
+__device__ inline int kept_lane() {
+    int lane;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return lane;
+}
+
 // x, which the compiler may not know to be the same the next time: what follows from it is computed again, not kept in registers.
 __device__ inline int forgotten(int x) {
     asm volatile("" : "+r"(x));

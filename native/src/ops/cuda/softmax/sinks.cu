@@ -1,6 +1,6 @@
 // Sinks: a logit of each query head that takes part in the softmax. They join the maxima and sums of a part.
 #include "ops/cuda/gpu/chain.cuh"
-#include "ops/cuda/softmax/merge.h"
+#include "ops/cuda/softmax/combine.h"
 
 namespace lkv::cuda {
 

@@ -16,7 +16,7 @@ struct WarpRebuild : RebuildTables {
 
     // at: B, then the tables; own: this warp's memory
     __device__ WarpRebuild(uint8_t* at, const DecodeLayout& plan, uint8_t* own)
-        : RebuildTables(at + plan.factor, plan.tables, plan.plane_tiles),
+        : RebuildTables(at + plan.factor, plan.tables, plan.plane_tiles, plan.plane_tiles, 1),
           factor(at),
           turned(reinterpret_cast<uint2*>(own)) {}
 

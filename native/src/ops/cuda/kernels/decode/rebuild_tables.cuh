@@ -13,28 +13,37 @@
 namespace lkv::cuda {
 
 struct RebuildTables {
-    int n_tiles;      // tiles of 16 dimensions
-    float4* queries;  // [n_tiles][32]: lane 4g + c has row g, columns 2c, 2c + 1, 2c + 8, 2c + 9
-    float* bias;      // [16·n_tiles]
-    float* norm;      // [16·n_tiles]
-    uint2* angles;    // [span][angle_pitch]: cosines and sines of planes 2i and 2i + 1
+    int n_tiles;       // tiles of 16 dimensions that there is room for
+    int turned_tiles;  // those whose keys are turned
+    float4* queries;   // [n_tiles][32]: lane 4g + c has row g, columns 2c, 2c + 1, 2c + 8, 2c + 9
+    float* bias;       // [unit][16·n_tiles]
+    float* norm;       // [16·n_tiles]
+    uint2* angles;     // [span][angle_pitch]: cosines and sines of planes 2i and 2i + 1
 
-    __device__ RebuildTables(uint8_t* at, const RebuildLayout& layout, int n_tiles)
+    // unit: KV heads of a thread block
+    __device__ RebuildTables(uint8_t* at, const RebuildLayout& layout, int n_tiles, int turned_tiles, int unit)
         : n_tiles(n_tiles),
+          turned_tiles(turned_tiles),
           queries(reinterpret_cast<float4*>(at)),
           bias(reinterpret_cast<float*>(at + layout.queries)),
-          norm(bias + 16 * n_tiles),
+          norm(bias + unit * 16 * n_tiles),
           angles(reinterpret_cast<uint2*>(at + layout.queries + layout.extras)) {}
 
-    // All but the queries, which depends on no earlier kernel. By `threads` threads.
-    __device__ void fill(const Problem& p, int head_kv, int thread, int threads) const {
-        for (int column = thread; p.k_extras != 0 && column < 16 * n_tiles; column += threads) {
+    // Bias and norm, which depend on no earlier kernel. By `threads` threads.
+    __device__ void fill_extras(const Problem& p, int head_kv, int unit, int thread, int threads) const {
+        for (int i = thread; p.k_extras != 0 && i < unit * 16 * n_tiles; i += threads) {
+            const int head = i / (16 * n_tiles);
+            const int column = i - head * 16 * n_tiles;
             const int dim = plane_dim(p.head_dim, p.n_rot, p.rope_neox != 0, column);
-            bias[column] = dim >= 0 && p.k_bias != nullptr ? p.k_bias[head_kv * p.head_dim + dim] : 0.0f;
-            norm[column] = dim >= 0 && p.k_norm != nullptr ? p.k_norm[dim] : 0.0f;
+            bias[i] = dim >= 0 && p.k_bias != nullptr ? p.k_bias[(head_kv + head) * p.head_dim + dim] : 0.0f;
+            if (head == 0) norm[column] = dim >= 0 && p.k_norm != nullptr ? p.k_norm[dim] : 0.0f;
         }
+    }
+    // The same and the angles.
+    __device__ void fill(const Problem& p, int head_kv, int thread, int threads) const {
+        fill_extras(p, head_kv, 1, thread, threads);
         // a thread has the same planes at every position, so that their phases are loaded once
-        const int across = 4 * n_tiles;
+        const int across = 4 * turned_tiles;
         const int apart = threads / across;
         const int first = thread / across;
         const int at = thread - first * across;
@@ -42,7 +51,7 @@ struct RebuildTables {
 #pragma unroll 1
         for (int position = first; position < (first < apart ? angle_span : 0); position += apart) {
             const float2 of[2] = {angle_of(phase[0], position), angle_of(phase[1], position)};
-            angles[position * angle_pitch(n_tiles) + at] =
+            angles[position * angle_pitch(turned_tiles) + at] =
                 make_uint2(bits(__floats2half2_rn(of[0].x, of[1].x)), bits(__floats2half2_rn(of[0].y, of[1].y)));
         }
     }
@@ -83,28 +92,41 @@ struct RebuildTables {
         float x_[decode_rows];
     };
 
-    // By `threads` threads, of which one that is left over repeats what another does; heads of more dimensions than that have further columns.
+    // The first of a thread's columns, of `threads` threads.
     template <class RowAt>
-    __device__ void fill_queries(const Problem& p, int thread, int threads, RowAt&& row_at) const {
+    __device__ QueryColumn first_column(const Problem& p, int thread, int threads, RowAt&& row_at) const {
         const int columns = 16 * n_tiles;
         const int apart = max(1, small_quotient(threads, columns));
         const int first = small_quotient(thread, columns);
-        QueryColumn of(p, thread - first * columns, min(first, apart - 1), apart, row_at);
-        of.load();
-        of.store(*this);
+        // a thread that is left over repeats what another does
+        return QueryColumn(p, thread - first * columns, min(first, apart - 1), apart, row_at);
+    }
+    // The others, which heads of more than `threads` dimensions have.
+    template <class RowAt>
+    __device__ void fill_more_columns(const Problem& p, int thread, int threads, RowAt&& row_at) const {
 #pragma unroll 1
-        for (int column = thread + threads; column < columns; column += threads) {
-            QueryColumn more(p, column, 0, 1, row_at);
-            more.load();
-            more.store(*this);
+        for (int column = thread + threads; column < 16 * n_tiles; column += threads) {
+            QueryColumn of(p, column, 0, 1, row_at);
+            of.load();
+            of.store(*this);
         }
     }
+    template <class RowAt>
+    __device__ void fill_queries(const Problem& p, int thread, int threads, RowAt&& row_at) const {
+        QueryColumn of = first_column(p, thread, threads, row_at);
+        of.load();
+        of.store(*this);
+        fill_more_columns(p, thread, threads, row_at);
+    }
 
-    // The cosine and sine by which the queries turn in plane i, back by `base` positions.
-    __device__ static float2 query_angle(const Problem& p, int i, int base) {
+    // The cosine and sine by which the queries turn in plane i, of this phase, back by `base` positions.
+    __device__ static float2 query_angle(const Problem& p, int i, uint64_t phase, int base) {
         if (i >= p.n_rot / 2) return make_float2(1.0f, 0.0f);
-        const float2 of = angle_of(p.phases[i], base);
+        const float2 of = angle_of(phase, base);
         return make_float2(of.x * p.rope_mscale, of.y * p.rope_mscale);
+    }
+    __device__ static float2 query_angle(const Problem& p, int i, int base) {
+        return query_angle(p, i, phase_of(p, i), base);
     }
     __device__ static uint64_t phase_of(const Problem& p, int i) { return i < p.n_rot / 2 ? p.phases[i] : 0; }
 
@@ -115,9 +137,20 @@ struct RebuildTables {
         return make_uint2(bits(__floats2half2_rn(q.x, q.y)), bits(__floats2half2_rn(q.z, q.w)));
     }
 
+    // The same of planes that are absorbed (absorb.cuh): what is multiplied with B for a and for b. fit: this lane's 1 - x²/4 and
+    // x·(1 - x²/8), as `mine`.
+    __device__ void absorbed_queries(int j, float2 mine, float2 fit, int first, uint2& a, uint2& b) const {
+        const float4 q = turned(j, of_planes(mine, first));
+        const float4 by = of_planes(fit, first);
+        a = make_uint2(bits(__floats2half2_rn(q.x * by.x, q.y * by.z)),
+                       bits(__floats2half2_rn(q.z * by.x, q.w * by.z)));
+        b = make_uint2(bits(__floats2half2_rn(q.z * by.y, q.w * by.w)),
+                       bits(__floats2half2_rn(-q.x * by.y, -q.y * by.w)));
+    }
+
     // The angles of tile j's planes 2c, 2c + 1 at `delta`, of lane 4g + c.
     __device__ uint2 angles_at(int delta, int j, int lane) const {
-        return angles[delta * angle_pitch(n_tiles) + 4 * j + lane % 4];
+        return angles[delta * angle_pitch(turned_tiles) + 4 * j + lane % 4];
     }
 
     // Bias (of this head) and norm's weight on tile j of the keys of slots g and g + 8: x and y as the products leave a plane's two

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "ops/cuda/gpu/mma.cuh"
+#include "ops/cuda/kernels/decode/finish.cuh"
 #include "ops/cuda/kernels/decode/layout.h"
 #include "ops/cuda/kernels/decode/rebuild.cuh"
 #include "ops/cuda/rows/copy.cuh"
@@ -13,12 +14,6 @@ namespace lkv::cuda {
 
 // Where scores come from: the rows as stored, or keys rebuilt by each warp.
 enum class KPath { stored, rebuilt };
-
-// Threads of a thread block; 0: as many as the plan chose.
-template <int threads>
-__device__ inline int block_threads() {
-    return threads != 0 ? threads : static_cast<int>(blockDim.x);
-}
 
 // What a thread block's warps share. groups: [n_regions][K, V]; queries: [KB][4][32]
 struct DecodeShared {
@@ -438,27 +433,15 @@ struct DecodeWarp {
             if (threadIdx.x % warps == 0) all[row] = make_float2(top, total);
         }
         __syncthreads();
-        // Rolled: instructions of loops that run once come from device memory, where a step's weights have displaced them.
-        const bool whole = parts.count == 1 && p.v_b == nullptr && p.leaves == Leaves::results;
-        const int64_t first = static_cast<int64_t>(split) * p.n_tokens * p.n_head;
-#pragma unroll 1
-        for (int i = threadIdx.x; i < item.n_rows * width; i += threads) {
-            const int row = i / width;
-            const int d = i - row * width;
+        // [item.n_rows][width], over the first warp's sums.
+        const auto sum_at = [ml, sums, n = warps, n_rows = item.n_rows](int row, int d) {
             float sum = 0.0f;
 #pragma unroll 8
-            for (int w = 0; w < warps; w++)
-                sum += ml[w * decode_rows + row].x * sums[(w * item.n_rows + row) * pitch + d];
-            const int at = shared.rows_at[row];
-            if (whole) {
-                const float total = all[row].y;
-                if (d < p.head_dim)
-                    p.out[static_cast<int64_t>(at) * p.head_dim + d] = total > 0.0f ? sum / total : 0.0f;
-                continue;
-            }
-            if (d == 0) reinterpret_cast<float2*>(p.partial_ml)[first + at] = all[row];
-            if (d < 64 * p.v_blocks) p.partial[(first + at) * 64 * p.v_blocks + d] = sum;
-        }
+            for (int w = 0; w < n; w++) sum += ml[w * decode_rows + row].x * sums[(w * n_rows + row) * pitch + d];
+            return sum;
+        };
+        end_part<fixed_threads, KB == 1 && VB == 1>(p, merges_apart(p), parts, item, split, shared.rows_at, all,
+                                                    64 * VB, shared.memory, sums, pitch, sum_at);
     }
 };
 

@@ -449,7 +449,7 @@ struct DirectBlock {
         const float* const from = merged + my_row * merged_pitch;
         const bool whole = parts.count == 1 && p.v_b == nullptr && p.leaves != Leaves::parts;
         const int64_t at = static_cast<int64_t>(split) * p.n_tokens * p.n_head + out_row;
-        if (my_part == 0 && !whole) {
+        if (my_part == 0 && (!whole || p.leaves != Leaves::results)) {
             p.partial_ml[2 * at] = state.top;
             p.partial_ml[2 * at + 1] = state.sum;
         }

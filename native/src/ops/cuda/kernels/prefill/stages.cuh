@@ -581,7 +581,7 @@ struct PrefillBlock {
             const float by = whole ? (sum > 0.0f ? 1.0f / sum : 0.0f) : 1.0f;
             float* const to = whole ? p.out + out_row * p.head_dim : p.partial + at * width;
             const int limit = whole ? p.head_dim : width;
-            if (!whole && c == 0 && part == 0) {
+            if ((!whole || p.leaves != Leaves::results) && c == 0 && part == 0) {
                 reinterpret_cast<float2*>(p.partial_ml)[at] = make_float2(state.top[r], sum);
             }
 #pragma unroll

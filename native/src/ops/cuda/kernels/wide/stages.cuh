@@ -464,7 +464,7 @@ struct WidePart {
         if (my_part == 0) {
             RowEnd end{nullptr, 1.0f};
             const int row = own.row_at[share.own_row + my_row];
-            if (row >= 0 && !is_result) {
+            if (row >= 0 && (!is_result || p.leaves != Leaves::results)) {
                 const int64_t at = static_cast<int64_t>(own.part) * p.n_tokens * p.n_head + row;
                 reinterpret_cast<float2*>(p.partial_ml)[at] = make_float2(state.top, state.sum);
             }

@@ -65,6 +65,7 @@ private:
     uint32_t at_;
 };
 
+inline void prefetch_bytes(const uint8_t*, uint32_t) {}
 inline void before_async_access() {}
 
 }  // namespace lkv::cuda

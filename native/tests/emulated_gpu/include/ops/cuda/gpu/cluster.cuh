@@ -1,7 +1,7 @@
 // ops/cuda/cluster.cuh on the emulated GPU.
 #pragma once
 
-#include "ops/cuda/gpu/bulk_copy.cuh"
+#include <cuda_runtime_api.h>
 
 namespace lkv::cuda {
 
@@ -20,9 +20,6 @@ void emulated_store(uint32_t to, const T& x) {
     std::memcpy(emulated::at_address(to), &x, sizeof x);
     emulated::unlock();
 }
-inline void send(uint32_t to, float x, uint32_t arrivals) {
-    emulated_store(to, x);
-    EmulatedBarrier::change(arrivals, 0, 0, sizeof x);
-}
+inline void store_there(uint32_t to, float2 x) { emulated_store(to, x); }
 
 }  // namespace lkv::cuda
