@@ -120,9 +120,12 @@ def full_cache_bytes(spec: ModelSpec, slots: MiddleSlots) -> int:
 
 
 def state_bytes(spec: ModelSpec) -> int:
-    """What layers that do not attend keep of one sequence, in f32. It does not grow with the context."""
+    """What the runtime holds of one sequence in layers that do not attend, in f32, however long it is: its
+    state, and an earlier one."""
     n_recurrent = spec.n_layer - len(spec.attention_layers)
-    return n_recurrent * 4 * DeltaNetSizes.of(spec).state_floats if n_recurrent else 0
+    if not n_recurrent:
+        return 0
+    return int(_core().STATE_SLOTS) * n_recurrent * 4 * DeltaNetSizes.of(spec).state_floats
 
 
 def round_up(n: int, multiple: int) -> int:
