@@ -36,7 +36,7 @@ def held_out(model: Path, path: Path) -> None:
     """Text of every kind that neither training nor calibration has read, in the model's template."""
     from transformers import AutoTokenizer
 
-    from latentkv_convert.calibrate import mix
+    from latentkv_convert.calibrate.text import mix
 
     tokenizer = AutoTokenizer.from_pretrained(model)
     text = mix.text(lambda messages: tokenizer.apply_chat_template(messages, tokenize=False), held_out=True)

@@ -11,7 +11,7 @@ from .random_shapes import SHAPES, Heads, Shape
 PLAN_UNITS, UNIT = 8, 128
 # KV heads that `convert` takes for a group with --prefer speed (an H100's times); 8 units where a shape is
 # not here.
-CHOSEN_GROUPS = {"8b": 4, "qwen38-27b": 2, "gemma4-31b": 2}
+CHOSEN_GROUPS = {"8b": 4, "qwen38-27b": 2, "gemma4-31b": 1}
 PLANS = {
     ("28", 8): (
         (("q8", 128), ("q8", 256), ("q4", 128), ("q4", 256), ("q2", 128)),

@@ -7,6 +7,8 @@
 #include "base/log.h"
 #include "bindings.h"
 #include "cache/formats.h"
+#include "cache/options.h"
+#include "cache/recurrent/sequence_state.h"
 #include "cache/slots.h"
 #include "devices/gpus.h"
 #include "ggml-backend.h"
@@ -104,6 +106,8 @@ PYBIND11_MODULE(_core, module) {
     module.def(
         "set_log_level", [](int level) { lkv::set_log_level(static_cast<lkv::LogLevel>(level)); }, py::arg("level"));
     module.attr("CELL_BYTES") = lkv::Cells::bytes_per_slot();
+    module.attr("MOST_GUESSES") = lkv::most_guesses;
+    module.attr("STATE_SLOTS") = +lkv::SequenceState::slots_of_sequence;
     module.attr("DEMOTION_BATCH") = lkv::demotion_batch;
     module.def("cache_slots", &cache_slots, py::arg("n_ctx"), py::arg("sink"), py::arg("recent"),
                py::arg("recent_ratio"), py::arg("windows"), py::arg("blocks"));

@@ -193,6 +193,7 @@ py::dict kv_bytes_dict(const lkv::KvBytes& bytes) {
     out["cells"] = bytes.cells;
     out["states"] = bytes.states;
     out["snapshots"] = bytes.snapshots;
+    out["snapshots_most"] = bytes.snapshots_most;
     out["n_cells"] = bytes.n_cells;
     out["cell_bytes"] = lkv::Cells::bytes_per_slot();
     out["per_token"] = bytes.per_token;

@@ -33,8 +33,8 @@ def dequantize(data: NDArray[np.uint8], type: str) -> NDArray[np.float32]:
 
 def format_bytes(format: str, width: int) -> int:
     """Bytes of a token's segment of `width` channels, which are rounded up to whole units of the format (one
-    of build_info's, or none). Of n8 … n1: without the row's scales, of a segment alone; neighbours in a row
-    become one."""
+    of build_info's, or none). Formats n8 … n1: without the row's scales, and alone; in a row, neighbours of
+    one format are one segment."""
 
 def row_bytes(groups: Sequence[Sequence[tuple[str, int]]]) -> int:
     """Bytes of a token's row whose groups have these segments, (format, channels) each."""
@@ -46,6 +46,8 @@ def stored_rows(
     [n, channels]; channels in segments of none are 0."""
 
 CELL_BYTES: int  # of a slot, beside its rows
+MOST_GUESSES: int  # n_guesses of a session
+STATE_SLOTS: int  # states that recurrent layers hold of a sequence, beside those of guesses
 DEMOTION_BATCH: int  # recent tokens that are compressed at once
 
 class CacheSlots(TypedDict):
@@ -123,9 +125,10 @@ class Model:
         """Every layer is full/full: stock and our row formats, no latent."""
     @property
     def layers(self) -> list[dict[str, Any]]:
-        """Per layer {"mixer": "attention" or "delta_net", which has no rows, "k": t, "v": t}; t = {"path",
-        "form": "a" or "e", "group", "ranks": [...], "segments": [[widths], ...], "formats": [[...], ...] or
-        None, "energy": float or None}."""
+        """Per layer {"mixer": "attention" or "delta_net", which has no rows, "key_only": first channels of
+        V's rows that are the key's alone (MLA), else 0, "k": t, "v": t}; t = {"path", "form": "a" or "e",
+        "group", "ranks": [...], "segments": [[widths], ...], "formats": [[...], ...] or None, "energy": float
+        or None}."""
     @property
     def master(self) -> dict[str, Any] | None:
         """None, or what another plan is chosen from: {"formats": [n_formats], "context", "drop_penalty",
@@ -247,8 +250,8 @@ class Session:
         """Cells that no new token can take: those of tokens, and what is left of broken blocks."""
     # bytes
     def kv_bytes(self) -> dict[str, Any]:
-        """Allocated bytes: {"total", "k", "v", "cells", "states": of recurrent layers, "snapshots": the most
-        that copies of states take, "per_token": float, "f16_per_token": float,
+        """Allocated bytes: {"total", "k", "v", "cells", "states": of recurrent layers, "snapshots": copies of
+        states, as many as there are now, "snapshots_most", "per_token": float, "f16_per_token": float,
         "n_cells": tokens of the context, "cell_bytes": of one cell, "regions": [{"name", "slots", "used",
         "k", "v"}], "layer_slots": [int]}; used: slots that hold a token, under eviction in the layer that has
         most; layer_slots: of every layer those of its compressed rows, fewer where it has a sliding window or

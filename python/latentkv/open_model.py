@@ -15,6 +15,7 @@ from latentkv.plan.formats import format_name, one_of
 from latentkv.plan.gpus import Gpus
 from latentkv.plan.master import planned
 from latentkv.plan.options import SessionOptions
+from latentkv.sampling.speculative import DraftModel, LlamaPromptLookupDecoding
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,15 @@ def open_model(path: str, latent_path: str, n_batch: int, given: Mapping[str, An
     return OpenModel(model, chosen, session, reopen)
 
 
+def _guesses(draft: DraftModel | None) -> int:
+    """How many of a draft model's guesses recurrent layers keep a state of. One that does not say how many it
+    makes is taken for one that makes as many as ours by default."""
+    if draft is None:
+        return 0
+    usual = LlamaPromptLookupDecoding().num_pred_tokens
+    return min(int(getattr(draft, "num_pred_tokens", usual)), _core.MOST_GUESSES)
+
+
 def _options(given: Mapping[str, Any], n_batch: int) -> SessionOptions:
     """The session's, without the context, which fit() chooses."""
 
@@ -68,6 +78,7 @@ def _options(given: Mapping[str, Any], n_batch: int) -> SessionOptions:
     own = {
         "n_ctx": 0,
         "n_ubatch": min(n_batch, ranges.N_BATCH.check("n_ubatch", given["n_ubatch"])),
+        "n_guesses": _guesses(given["draft_model"]),
         "n_threads": n_threads,
         "n_threads_batch": given["n_threads_batch"] or n_threads,
         "kv_k": format_of("k"),

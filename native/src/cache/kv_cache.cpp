@@ -41,7 +41,7 @@ KvCache::KvCache(const HParams& hparams, const CacheSpec& spec, const KvCacheOpt
     : options_(options),
       rows_(hparams, spec, options, devices),
       placement_(make_placement(hparams)),
-      states_(options.n_seq_max, state_bytes(hparams, 0, hparams.n_layer)) {
+      states_(options.n_seq_max, state_bytes(hparams, 0, hparams.n_layer), options.n_guesses) {
     for (const LayerRun& run : options_.runs) {
         state_bytes_.push_back(state_bytes(hparams, run.first_layer, run.end_layer));
     }
@@ -124,12 +124,11 @@ KvBytes KvCache::bytes() const {
             total.per_token += static_cast<double>(region.total_bytes() + cells);
     }
     const auto n_slots = static_cast<size_t>(states_.n_slots());
-    const auto n_copies = static_cast<size_t>(SequenceState::copies_of_sequence * options_.n_seq_max);
     total.states = n_slots * states_.slot_bytes();
-    total.snapshots = n_copies * states_.slot_bytes();
-    for (size_t i = 0; i < total.runs.size(); i++) {
-        total.runs[i] += n_slots * state_bytes_[i] + (options_.runs[i].on_gpu() ? 0 : n_copies * states_.slot_bytes());
-    }
+    total.snapshots = states_.n_copies() * states_.slot_bytes();
+    total.snapshots_most =
+        static_cast<size_t>(options_.n_seq_max * SequenceState::copies_of_sequence) * states_.slot_bytes();
+    for (size_t i = 0; i < total.runs.size(); i++) total.runs[i] += n_slots * state_bytes_[i];
     const int middle = placement_.middle();
     total.n_cells = placement_.cells(middle).capacity();
     total.per_token /= total.n_cells;

@@ -27,14 +27,15 @@ struct KvBytes {
     size_t v = 0;
     size_t cells = 0;      // positions and sequence masks, and under eviction masses
     size_t states = 0;     // of recurrent layers, on their devices
-    size_t snapshots = 0;  // the most that copies of states take of the host's memory
+    size_t snapshots = 0;  // copies of states in the host's memory, as many as there are now
+    size_t snapshots_most = 0;
     // A token of the context, cells included: in the middle region, or its share of middle and recent. The ring is shared by all.
     double per_token = 0;
     double f16_per_token = 0;  // full K and V of the same model in f16, in as many slots of every layer; rows only
     std::vector<RegionBytes> regions;
     int n_cells = 0;               // tokens of the context: cells of the middle
     std::vector<int> layer_slots;  // of every layer those of the middle, or of the ring
-    std::vector<size_t> runs;      // of k, v, states and snapshots what each of KvCacheOptions::runs has
+    std::vector<size_t> runs;      // of k, v and states what each of KvCacheOptions::runs has
     size_t total() const { return k + v + cells + states + snapshots; }
 };
 

@@ -19,7 +19,11 @@ struct RegionFormat {
     bool asked_for = false;
 };
 
+constexpr int most_guesses = 16;
+
 struct KvCacheOptions : PlacementOptions {
+    int n_guesses =
+        0;  // the last tokens of a ubatch that recurrent layers can take back one by one, at most most_guesses
     RegionFormat sink_format;
     RegionFormat recent_format;
     std::optional<Format> k_format;  // of stored segments; none given: the file's plan, else f16

@@ -96,7 +96,7 @@ ggml_tensor* Builder::begin() {
     if (h_.n_embd_layer > 0) make_token_parts(embedded());
     if (has_recurrence()) {
         graph_.states_from = input(GGML_TYPE_I32, shape_.n_seqs, 1, "states_from");
-        graph_.states_to = input(GGML_TYPE_I64, shape_.n_seqs, 1, "states_to");
+        graph_.states_to = input(GGML_TYPE_I64, int64_t{shape_.n_seqs} * shape_.n_states, 1, "states_to");
     }
     if (!embeds) {
         graph_.hidden_in = input(GGML_TYPE_F32, h_.n_embd, n_tokens, "hidden");

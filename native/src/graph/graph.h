@@ -32,9 +32,10 @@ struct Graph {
     ggml_tensor* temperatures = nullptr;  // f32 [n_tokens], factors of queries, null where queries have none
     ggml_tensor* out_ids = nullptr;       // i32 [n_outputs], null when every token is wanted
     ggml_tensor* states_from =
-        nullptr;                       // i32 [n_seqs], slots that recurrent layers read, null where the graph has none
-    ggml_tensor* states_to = nullptr;  // i64 [n_seqs], slots that they write
-    ggml_tensor* result = nullptr;     // f32 [n_vocab or n_embd, n_outputs], null when n_outputs = 0
+        nullptr;  // i32 [n_seqs], slots that recurrent layers read, null where the graph has none
+    ggml_tensor* states_to =
+        nullptr;  // i64 [n_seqs · n_states], slots that they write: all last states, then those before
+    ggml_tensor* result = nullptr;  // f32 [n_vocab or n_embd, n_outputs], null when n_outputs = 0
     ReferenceInputs reference;
     ReferenceInputs ring_reference;         // for layers whose middle is in the ring
     std::vector<ReferenceInputs> evicting;  // one per layer if some layers evict, each with its own slots
@@ -57,7 +58,8 @@ enum class Result { logits, states };
 
 struct GraphShape {
     int n_tokens = 1;
-    int n_seqs = 1;  // with recurrent layers: sequences, of as many tokens each
+    int n_seqs = 1;    // with recurrent layers: sequences, of as many tokens each
+    int n_states = 1;  // with recurrent layers: states that are kept of a sequence, behind each of its last tokens
     int n_outputs = 1;
     Result result = Result::logits;
     int n_threads = 1;

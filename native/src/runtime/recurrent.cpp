@@ -34,10 +34,10 @@ void Session::attach_states() {
     cache_.states().attach(memories);
 }
 
-void Session::claim_states(std::span<const int32_t> seq, const EqualRuns& runs) {
+void Session::claim_states(std::span<const int32_t> seq, const EqualRuns& runs, int n_ahead) {
     std::vector<int32_t> each;
     for (size_t i = 0; i < seq.size(); i += runs.n_each()) each.push_back(seq[i]);
-    step_ = cache_.states().claim(each);
+    step_ = cache_.states().claim(each, n_ahead);
 }
 
 void Session::commit_states(std::span<const int32_t> pos, const EqualRuns& runs) {

@@ -63,8 +63,10 @@ void Session::decode(std::span<const int32_t> tokens, std::span<const int32_t> p
         const EqualRuns ubatch = next_ubatch(seq.subspan(first), output.subspan(first));
         n = ubatch.n_tokens;
         const std::vector<int32_t> out_ids = wanted(output.subspan(first, n));
-        run_ubatch(tokens.subspan(first, n), pos.subspan(first, n), seq.subspan(first, n), out_ids, ubatch, result,
-                   room(out_ids.size()));
+        // guesses that all are in the last ubatch, behind a token that is sure
+        const int own_ahead = first + n == tokens.size() && n > static_cast<size_t>(n_ahead) ? n_ahead : 0;
+        run_ubatch(tokens.subspan(first, n), pos.subspan(first, n), seq.subspan(first, n), out_ids, ubatch, own_ahead,
+                   result, room(out_ids.size()));
         if (cache_.states().is_used()) keep_snapshots(ubatch);
         cache_.demote(std::max(0, static_cast<int>(first + n) - n_sure));
         if (between_ubatches) {
@@ -155,7 +157,8 @@ void Session::prepare_graphs(const GraphShape& all) {
 }
 
 void Session::run_ubatch(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
-                         std::span<const int32_t> out_ids, const EqualRuns& runs, Result result, float* rows) {
+                         std::span<const int32_t> out_ids, const EqualRuns& runs, int n_ahead, Result result,
+                         float* rows) {
     batch_.pos.assign(pos.begin(), pos.end());
     batch_.seq.assign(seq.begin(), seq.end());
     batch_.own_rows =
@@ -163,9 +166,10 @@ void Session::run_ubatch(std::span<const int32_t> tokens, std::span<const int32_
     batch_.slots = cache_.placement().claim({pos, seq, batch_.own_rows});
     step_ = {};
     try {
-        if (cache_.states().is_used()) claim_states(seq, runs);
+        if (cache_.states().is_used()) claim_states(seq, runs, n_ahead);
         GraphShape shape = graph_shape(tokens.size(), out_ids.size(), cache_);
         shape.n_seqs = runs.n_seqs;
+        shape.n_states = step_.n_states();
         shape.result = result;
         compute_ubatch(tokens, pos, out_ids, shape, rows);
     } catch (...) {

@@ -79,8 +79,8 @@ private:
 
     void check_batch(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq) const;
     void run_ubatch(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
-                    std::span<const int32_t> out_ids, const EqualRuns& runs, Result result, float* rows);
-    void claim_states(std::span<const int32_t> seq, const EqualRuns& runs);
+                    std::span<const int32_t> out_ids, const EqualRuns& runs, int n_ahead, Result result, float* rows);
+    void claim_states(std::span<const int32_t> seq, const EqualRuns& runs, int n_ahead);
     void commit_states(std::span<const int32_t> pos, const EqualRuns& runs);
     void compute_ubatch(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> out_ids,
                         const GraphShape& shape, float* rows);

@@ -17,7 +17,7 @@ _PATHS = {
     "rebuild": "a latent of K before RoPE; the key is rebuilt from it at every read",
     "rotated": "a latent of K after RoPE, read as it is stored",
     "absorbed": "a latent of K without RoPE, read as it is stored",
-    "value": "no rows of K; the key is rebuilt from V's at every read",
+    "value": "no rows of K; the key is V's row, or rebuilt from it at every read",
     "latent": "a latent of V, read as it is stored",
 }
 _BLOCKS = (
@@ -241,9 +241,9 @@ def _memory(forecast: list[dict[str, Any]], on_gpu: bool) -> list[Block]:
             f"\nin every cache are {bytes_text(last['states'])} of recurrent layers' states, however long the"
         )
         head += (
-            f" context, and up to {bytes_text(last['snapshots'])} of copies to go back to; shares of f16 are"
+            f" context; beside it the host keeps up to {bytes_text(last['snapshots_most'])} of copies to go"
         )
-        head += " of rows alone"
+        head += " back to; shares of f16 are of rows alone"
     slots = last["layer_slots"]
     middle = next(region["slots"] for region in last["regions"] if region["name"] == "middle")
     if middle < last["n_cells"]:

@@ -127,7 +127,8 @@ class Repl:
             *(
                 [
                     f"states of recurrent layers {bytes_text(kv['states'])}, "
-                    f"and up to {bytes_text(kv['snapshots'])} of copies to go back to"
+                    f"and {bytes_text(kv['snapshots'])} of copies to go back to, at most "
+                    f"{bytes_text(kv['snapshots_most'])}"
                 ]
                 if kv["states"]
                 else []

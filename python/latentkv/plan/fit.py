@@ -144,14 +144,16 @@ class Need:
 
 
 def needs(forecast: Mapping[str, Any]) -> dict[int | None, Need]:
-    """Of Model.forecast: on each GPU that has layers, and on the host (None, the last)."""
+    """Of Model.forecast: on each GPU that has layers, and on the host (None, the last), where copies of
+    recurrent states are counted as if all were there."""
     found: dict[int | None, Need] = {}
-    host = Need(compute=forecast["prefill"])
+    host = Need(cache=forecast["snapshots_most"], compute=forecast["prefill"])
     alone = len(forecast["runs"]) == 1
     for run in forecast["runs"]:
         if run["gpu"] is None:
             cells = forecast["cells"] if alone else 0
-            host = Need(run["weights"], run["cache"] + cells, run["compute"] + forecast["prefill"])
+            held = run["cache"] + cells + forecast["snapshots_most"]
+            host = Need(run["weights"], held, run["compute"] + forecast["prefill"])
         else:
             found[run["gpu"]] = Need(run["weights"], run["cache"] + forecast["cells"], run["compute"])
     return found | {None: host}
@@ -264,10 +266,10 @@ class _Search:
         rows = planned(model, replace(self.options, kv_budget=WHOLE))
         cache = self._forecast(layers, n_ctx, rows)
         f16 = n_ctx * int(cache["f16_per_token"] + cache["cell_bytes"])
-        counted = cache["total"] - cache["states"] - cache["snapshots"]
-        size = min(f16, counted - self._over(layers, n_ctx, rows))
+        size = min(f16, cache["total"] - cache["states"] - self._over(layers, n_ctx, rows))
+        states = cache["states"] // self.options.n_seq_max
         while size >= (LEAST_BUDGET.share or 0) * f16:
-            options = replace(self.options, kv_budget=KvBudget.of_bytes(size, n_ctx))
+            options = replace(self.options, kv_budget=KvBudget.of_bytes(size + states, n_ctx))
             over = self._over(layers, n_ctx, planned(model, options))
             if over <= 0:
                 return _Choice(layers, n_ctx, options)

@@ -34,19 +34,23 @@ class KvBudget:
         """Tokens at which it is counted: its own, or what is given for a share."""
         return self.n_ctx if self.share is None else share_context
 
-    def row_bytes(self, f16_bytes: int, fixed: int, n_exact: int) -> int:
+    def row_bytes(self, f16_bytes: int, fixed: int, n_exact: int, states: int = 0) -> int:
         """Bytes for the compressed rows of all slots and layers.
 
-        At context(): bytes of the f16 cache; of `n_exact` exact slots and all bookkeeping.
+        At context(): bytes of the f16 cache; of `n_exact` exact slots and all bookkeeping; of recurrent
+        layers' states, which are part of a cache and not of an f16 cache's rows.
 
         Raises:
             LatentKVError: the exact tokens alone take the budget.
         """
-        total = self.size if self.share is None else int(self.share * f16_bytes)
+        total = self.size - states if self.share is None else int(self.share * f16_bytes)
         if total <= fixed:
+            counted = f"{n_exact} exact slots and bookkeeping"
+            if states and self.share is None:
+                total, fixed, counted = self.size, fixed + states, f"{counted}, {states} of recurrent states"
             raise expected(
                 "--kv-budget",
-                f"more than {fixed} bytes ({n_exact} exact slots and bookkeeping)",
+                f"more than {fixed} bytes ({counted})",
                 f"{total} bytes",
                 "raise it, or lower --recent or --sink",
             )

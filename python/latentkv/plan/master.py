@@ -194,7 +194,7 @@ def _rooms(caches: Mapping[str, Mapping[str, Any]], budget: KvBudget) -> dict[st
 
 
 def _fixed(cache: Mapping[str, Any]) -> int:
-    """Bytes of all but compressed rows, and the states of recurrent layers, which no budget counts."""
+    """Bytes of all but compressed rows, and of the states of recurrent layers."""
     rows = sum(of["k"] + of["v"] for of in cache["regions"] if of["name"] in ("middle", "ring"))
     return int(cache["total"] - cache["states"] - cache["snapshots"] - rows)
 
@@ -208,4 +208,5 @@ def _room(cache: Mapping[str, Any], budget: KvBudget) -> int:
         f16_bytes=round(cache["n_cells"] * cache["f16_per_token"]) + n_cells * cache["cell_bytes"],
         fixed=_fixed(cache),
         n_exact=sum(regions[name]["slots"] for name in ("sink", "recent") if name in regions),
+        states=cache["states"],
     )

@@ -65,6 +65,9 @@ class SessionOptions(CachePolicy, RowFormats):
     n_ctx: int = 0  # tokens of all sequences together; 0 = as trained
     n_ubatch: int = 512
     n_seq_max: int = 1
+    n_guesses: int = (
+        0  # that recurrent layers take back without computing anything anew; a state's memory each
+    )
     n_threads: int = 0  # 0 = every usable core
     n_threads_batch: int = 0  # 0 = n_threads
     implementation: str = "fused"  # or "reference", stock ggml operations

@@ -32,6 +32,7 @@ def about(model: _core.Model, session: _core.Session, cache: Mapping[str, Any]) 
             "f16_total": int(f16_total),
             "states": sizes["states"],
             "snapshots": sizes["snapshots"],
+            "snapshots_most": sizes["snapshots_most"],
             "per_token": sizes["per_token"],
             "f16_per_token": sizes["f16_per_token"],
             "regions": sizes["regions"],

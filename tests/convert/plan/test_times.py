@@ -65,6 +65,15 @@ def chosen(spec: ModelSpec, times: Times, prefer: str = "speed") -> tuple[int, l
     return found[at].groups["k"], made
 
 
+def test_a_layer_with_a_window_reads_no_more_than_the_window() -> None:
+    spec = sizes(32, 8, 128)
+    block = dataclasses.replace(spec.block, windows=(1000, 1000, 1000, 0) * 8)
+    some = features.mean_full(dataclasses.replace(spec, block=block))
+    for depth, read in ((500, 500), (4000, (3 * 1000 + 4000) / 4)):
+        assert some.at(depth)["full_bytes"] == pytest.approx(4096 * read / 1e6)
+        assert features.mean_full(spec).at(depth)["full_bytes"] == pytest.approx(4096 * depth / 1e6)
+
+
 def test_least_squares_without_negative_values() -> None:
     from scipy.optimize import nnls as expected
 

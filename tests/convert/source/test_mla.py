@@ -39,7 +39,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ),
     ("deepseek_v3", {"rope_parameters": YARN, "q_lora_rank": None, "first_k_dense_replace": 2}),
     ("deepseek_v3", {"first_k_dense_replace": 3}),
-    ("deepseek_v3", {"kv_lora_rank": 256, "qk_rope_head_dim": 64, "num_attention_heads": 3}),
+    ("deepseek_v3", {"kv_lora_rank": 256, "qk_rope_head_dim": 64, "first_k_dense_replace": 2}),
     ("glm4_moe_lite", {}),
     ("glm4_moe_lite", {"tie_word_embeddings": True, "mlp_layer_types": ["sparse"] * 3}),
 ]
@@ -163,6 +163,7 @@ def test_sequences_and_states(dense: Path) -> None:
     ("options", "message"),
     [
         ({"kv_k": "c4"}, r"\[kv k\] expected a format of single tokens, .* choose --kv q4; got c4"),
+        ({"kv": "n4"}, r"\[kv\] expected a format whose segments have scales of their own, as q4"),
         ({"kv_k": "q8_0", "kv_v": "q4_0"}, r"\[kv v\] expected K's format, q8_0, .*; got q4_0"),
         ({"prefill": "lazy"}, r"\[prefill\] expected eager, as keys and values are one row; got lazy"),
     ],

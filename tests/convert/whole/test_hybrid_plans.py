@@ -11,7 +11,9 @@ import pytest
 from both import N, core, distance, expected_logits, run, session, step_by_step, token_ids
 
 from conftest import TEXT, Tiny, keys, tensors
+from latentkv.plan.master import planned
 from latentkv_convert.cli import main
+from latentkv_convert.rows import sizes
 
 MODELS = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
 WINDOWS = ["--sink", "2", "--recent", "8"]
@@ -71,6 +73,25 @@ def test_arrays_of_a_file(model: str, room: Path, tmp_path: Path) -> None:
         assert len(found[f"latentkv.{side}.segment_distortions"]) == options * sum(counts)
     written = {name for name in tensors(path) if ".attn_k" in name or ".attn_v" in name}
     assert {int(name.split(".")[1]) for name in written} == {1, 3}
+
+
+def test_budgets_in_bytes_pay_for_states(room: Path, tmp_path: Path) -> None:
+    """When a file is planned and when it is opened; a share is one of rows."""
+    from latentkv_convert.source.open_source import open_source
+
+    path, n_ctx = tmp_path / "master.gguf", 4096
+    master = run(room / "qwen3_5", path, "--master", "--kv-budget", "30%", *WINDOWS, *text(room))
+    share = master.forecast(n_ctx, **planned(master, {"kv_budget": "30%"}))
+    spec = open_source(room / "qwen3_5").spec
+    assert share["states"] == sizes.state_bytes(spec) > 0
+    for size in (share["total"], share["total"] + 20000):
+        budget = f"{size}@{n_ctx}"
+        found = master.forecast(n_ctx, **planned(master, {"kv_budget": budget}))
+        assert 0.9 * size < found["total"] <= size
+        own = run(room / "qwen3_5", tmp_path / "own.gguf", "--kv-budget", budget, *WINDOWS, *text(room))
+        assert 0.8 * size < own.forecast(n_ctx)["total"] <= size
+    with pytest.raises(ValueError, match=r"of recurrent states\); got 1000 bytes"):
+        planned(master, {"kv_budget": f"1000@{n_ctx}"})
 
 
 def test_a_sidecar_is_the_file_in_one_piece(room: Path, tmp_path: Path) -> None:

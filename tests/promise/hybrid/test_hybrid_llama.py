@@ -64,6 +64,8 @@ def test_a_prompt_goes_on_from_a_snapshot(hybrid: Hybrid) -> None:
 
 def test_guesses_do_not_change_an_answer(hybrid: Hybrid) -> None:
     plain, guessing = opened(hybrid), opened(hybrid, draft_model=LlamaPromptLookupDecoding(2, 6))
+    state = plain.kv_bytes()["states"] // 2
+    assert guessing.kv_bytes()["states"] == (2 + 6) * state
     wrong = opened(hybrid, draft_model=lambda ids: np.full(5, 3, np.intc))
     for text in (TEXT, b"a", TEXT[:50]):
         prompt = plain.tokenize(text)
@@ -136,6 +138,7 @@ def test_bytes_are_shown_by_their_names(hybrid: Hybrid, capsys: pytest.CaptureFi
     shown = capsys.readouterr().out
     assert "1 of 4 layers attend, 3 are recurrent" in shown
     assert "of recurrent layers' states" in shown
+    assert "beside it the host keeps up to" in shown
     assert [line.split()[0] for line in shown.splitlines()[-4:]] == ["16.0", "16.0", "24.0", "24.0"]
 
 

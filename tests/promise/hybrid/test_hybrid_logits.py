@@ -111,11 +111,19 @@ def test_only_attending_layers_have_rows(opened: Any) -> None:
     assert sizes["f16_per_token"] == width * 2
     state = 4 * (3 * (2 * 2 * 16 + 4 * 16) + 4 * 16 * 16)  # convolution, matrices, of a layer
     assert sizes["states"] == 2 * 2 * 3 * state
-    assert sizes["total"] == sum(sizes[part] for part in ("k", "v", "cells", "states", "snapshots"))
+    assert sizes["total"] == sum(sizes[part] for part in ("k", "v", "cells", "states"))
+    assert (sizes["snapshots"], sizes["snapshots_most"]) == (0, 2 * 4 * 3 * state)
     forecast = opened.forecast(512, kv="f32", n_seq_max=2)
     assert {name: forecast[name] for name in sizes if name != "regions"} == {
         name: size for name, size in sizes.items() if name != "regions"
     }
+    one.decode(list(range(40)), output="last")  # keeps a copy before a prompt's end and one behind it
+    one.seq_cp(0, 1)
+    grown = one.kv_bytes()
+    assert grown["snapshots"] == 2 * 3 * state
+    assert grown["total"] == sizes["total"] + grown["snapshots"]
+    more = opened.forecast(512, kv="f32", n_seq_max=2, n_guesses=5)
+    assert more["states"] == (2 + 5) * 2 * 3 * state
 
 
 def test_layers_that_guess_further_tokens_are_left_alone(tmp_path: Path) -> None:

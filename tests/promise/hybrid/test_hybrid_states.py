@@ -102,6 +102,32 @@ def test_long_prompts_have_snapshots_on_the_way(opened: Any, hybrid: Hybrid) -> 
     assert distance(again, alone.decode(text[: got + 20], output="last")) < 1e-3
 
 
+@pytest.mark.parametrize("implementation", ["fused", "reference"])
+def test_guesses_are_taken_back_one_by_one(opened: Any, hybrid: Hybrid, implementation: str) -> None:
+    """With room for as many states; nothing is computed twice."""
+    for n_right in range(4):
+        one = exact(opened, n_guesses=3, implementation=implementation)
+        one.decode(IDS[:40])
+        guessed = [*IDS[41 : 41 + n_right], *[1, 2, 3][n_right:]]
+        one.decode([IDS[40], *guessed], output="all", n_ahead=3)
+        assert [one.seq_resumable(0, end) for end in (43, 42, 41, 40)] == [43, 42, 41, 40]
+        assert one.seq_rm(0, 41 + n_right, -1)
+        assert goes_on(one, hybrid, IDS[: 41 + n_right])
+
+
+def test_more_guesses_than_there_is_room_for(opened: Any, hybrid: Hybrid) -> None:
+    one = exact(opened, n_guesses=1, n_seq_max=2)
+    for seq in (0, 1):
+        one.decode(IDS[:40], seq=[seq] * 40)
+    one.decode([IDS[40], IDS[41], 1, 2], output="all", n_ahead=3)
+    assert [one.seq_resumable(0, end) for end in (43, 42)] == [43, 40]
+    one.decode([IDS[40], 5], seq=[1, 1], output="all", n_ahead=1)
+    assert one.seq_rm(1, 41, -1)
+    assert goes_on(one, hybrid, IDS[:41], 1)
+    assert one.seq_rm(0, 40, -1)
+    assert goes_on(one, hybrid, IDS[:40])
+
+
 def test_guesses_are_taken_back(opened: Any, hybrid: Hybrid) -> None:
     """To what was there before them; a batch without a prompt's end leaves no other snapshot."""
     one = exact(opened)

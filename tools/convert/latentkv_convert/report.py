@@ -160,7 +160,7 @@ class Report:
         state = []
         if size := sizes.state_bytes(self.spec):
             n, held = self.spec.n_layer, f"{size / 2**20:.3g} MiB for every sequence"
-            state = [f"{n - len(self.spec.attention_layers)} of {n} layers have a state instead: {held}", ""]
+            state = [f"{n - len(self.spec.attention_layers)} of {n} layers have states instead: {held}", ""]
         text = [_numbers(header, rows), "", kept, "", *state, *means, *trained, _numbers(sizes_of, cells)]
         return [*text, *chosen_from, *tail]
 

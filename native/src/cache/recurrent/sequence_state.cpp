@@ -1,18 +1,20 @@
 #include "cache/recurrent/sequence_state.h"
 
 #include <algorithm>
+#include <set>
 
 #include "base/error.h"
 
 namespace lkv {
 
-SequenceState::SequenceState(int n_seq_max, size_t slot_bytes) : slot_bytes_(slot_bytes) {
+SequenceState::SequenceState(int n_seq_max, size_t slot_bytes, int n_guesses)
+    : slot_bytes_(slot_bytes), n_guesses_(n_guesses) {
     if (!is_used()) return;
-    uses_.resize(static_cast<size_t>(slots_of_sequence * n_seq_max), 0);
+    uses_.resize(static_cast<size_t>((slots_of_sequence + n_guesses) * n_seq_max), 0);
     kept_.resize(static_cast<size_t>(n_seq_max));
 }
 
-// Each sequence uses at most two slots, of which it gives one back before it claims another: there is always one.
+// Each sequence has its part of the slots, and gives all but one back before it claims others: there are always enough.
 int SequenceState::claim_slot() {
     const auto found = std::find(uses_.begin(), uses_.end(), 0);
     if (found == uses_.end()) fail("state", "expected a free slot of ", n_slots(), "; got none");
@@ -54,13 +56,15 @@ int SequenceState::source_of(int seq) {
     return last.slot;
 }
 
-SequenceState::Step SequenceState::claim(std::span<const int32_t> seq) {
+SequenceState::Step SequenceState::claim(std::span<const int32_t> seq, int n_ahead) {
     Step step;
     try {
         for (const int32_t s : seq) {
             step.from.push_back(source_of(s));
-            step.to.push_back(claim_slot());
             step.seq.push_back(s);
+        }
+        for (int s = 0; s <= std::min(n_ahead, n_guesses_); s++) {
+            for (size_t i = 0; i < seq.size(); i++) step.to.push_back(claim_slot());
         }
     } catch (...) {
         abandon(step);
@@ -70,9 +74,12 @@ SequenceState::Step SequenceState::claim(std::span<const int32_t> seq) {
 }
 
 void SequenceState::commit(const Step& step, std::span<const int32_t> ends) {
-    for (size_t i = 0; i < step.to.size(); i++) {
-        std::vector<Snapshot>& kept = of(step.seq[i]);
-        kept.push_back({ends[i], static_cast<int>(step.to[i]), nullptr});
+    const size_t n_seqs = step.seq.size();
+    for (size_t i = 0; i < n_seqs; i++) {
+        for (int s = step.n_states() - 1; s >= 0; s--) {
+            const int64_t slot = step.to[static_cast<size_t>(s) * n_seqs + i];
+            of(step.seq[i]).push_back({ends[i] - s, static_cast<int>(slot), nullptr});
+        }
     }
 }
 
@@ -167,6 +174,16 @@ std::vector<uint8_t> SequenceState::bytes(const Snapshot& snapshot) const {
         to += memory->slot_bytes();
     }
     return all;
+}
+
+size_t SequenceState::n_copies() const {
+    std::set<const void*> copies;
+    for (const std::vector<Snapshot>& kept : kept_) {
+        for (const Snapshot& each : kept) {
+            if (each.copy != nullptr) copies.insert(each.copy.get());
+        }
+    }
+    return copies.size();
 }
 
 void SequenceState::put(int seq, int32_t end, std::shared_ptr<const std::vector<uint8_t>> copy) {

@@ -1,8 +1,8 @@
 // What recurrent layers keep of a sequence: one state of fixed size, however long the sequence is. It knows slots and positions, and not
 // what a state means.
 //
-// A state cannot be undone token by token. So a sequence keeps snapshots of earlier ones, from each of which it can go on: the state before
-// its last ubatch, in a slot of the device, and copies in the host's memory of states behind prompts.
+// A state cannot be undone token by token. So a sequence keeps snapshots of earlier ones, from each of which it can go on: in slots of the
+// device the state before its last ubatch and those between the guesses of that, and copies in the host's memory of states behind prompts.
 //
 // A ubatch reads its sequences' slots and writes others, which become the sequences' own when it has run: a failure changes nothing.
 // Sequences that share their tokens share slots.
@@ -27,11 +27,12 @@ public:
         std::shared_ptr<const std::vector<uint8_t>> copy;  // [slot_bytes()]; null: in the slot alone
     };
 
-    static constexpr int slots_of_sequence = 2;   // its own, and the one before its last ubatch
+    static constexpr int slots_of_sequence = 2;   // its own, and the one before its last ubatch; guesses take more
     static constexpr int copies_of_sequence = 4;  // the most in the host's memory
 
-    // slot_bytes: of all memories. 0: the model has no recurrent layer, and none of this matters.
-    SequenceState(int n_seq_max, size_t slot_bytes);
+    // slot_bytes: of all memories. 0: the model has no recurrent layer, and none of this matters. n_guesses: the last tokens of a ubatch
+    // that can be taken back one by one.
+    SequenceState(int n_seq_max, size_t slot_bytes, int n_guesses = 0);
     // Before the first claim(): the memories of all devices, in the order of their layers. They outlive this.
     void attach(std::vector<StateMemory*> memories) { memories_ = std::move(memories); }
 
@@ -42,10 +43,12 @@ public:
     // The slots of a ubatch: for each of its sequences the one that is read and the one that is written.
     struct Step {
         std::vector<int32_t> from;
-        std::vector<int64_t> to;
+        std::vector<int64_t> to;  // of all sequences the last state, then of all the one before it, …
         std::vector<int32_t> seq;
+        int n_states() const { return seq.empty() ? 1 : static_cast<int>(to.size() / seq.size()); }
     };
-    Step claim(std::span<const int32_t> seq);
+    // n_ahead: guesses at the end of a ubatch of one sequence, of which some may be taken back.
+    Step claim(std::span<const int32_t> seq, int n_ahead = 0);
     // The ubatch has run; ends: positions behind each sequence's last token.
     void commit(const Step& step, std::span<const int32_t> ends);
     void abandon(const Step& step);
@@ -68,6 +71,7 @@ public:
     // For states: what sequences have, earliest first; and its bytes.
     std::span<const Snapshot> snapshots(int seq) const { return kept_[static_cast<size_t>(seq)]; }
     std::vector<uint8_t> bytes(const Snapshot& snapshot) const;
+    size_t n_copies() const;  // in the host's memory; sequences that share one count it once
     // Behind those that the sequence has.
     void put(int seq, int32_t end, std::shared_ptr<const std::vector<uint8_t>> copy);
 
@@ -81,6 +85,7 @@ private:
 
     size_t slot_bytes_;
     std::vector<StateMemory*> memories_;
+    int n_guesses_;
     std::vector<int> uses_;                    // of every slot, by snapshots and a ubatch that runs
     std::vector<std::vector<Snapshot>> kept_;  // of every sequence, earliest first; the last is what it has now
 };

@@ -4,9 +4,9 @@
 
 namespace lkv {
 
-// Rows of what the batch leaves, [floats of a state, n_seqs], into slots that no node of this graph reads.
-void DeltaNetBranch::store(ggml_tensor* states, ggml_tensor* rows) {
-    ggml_build_forward_expand(graph_.nodes, ggml_set_rows(ctx_, states, rows, graph_.states_to));
+// Rows of what the batch leaves, [floats of a state, as many as `to` has slots], into slots that no node of this graph reads.
+void DeltaNetBranch::store(ggml_tensor* states, ggml_tensor* rows, ggml_tensor* to) {
+    ggml_build_forward_expand(graph_.nodes, ggml_set_rows(ctx_, states, rows, to));
 }
 
 DeltaNetBranch::Inputs DeltaNetBranch::inputs(ggml_tensor* x, const DeltaNetWeights& w) const {
@@ -34,9 +34,13 @@ ggml_tensor* DeltaNetBranch::convolved(ggml_tensor* qkv, const DeltaNetWeights& 
     ggml_tensor* const now = ggml_reshape_3d(ctx_, qkv, channels, n_each_, n_seqs_);
     // [n_before + n_each, channels, n_seqs]
     ggml_tensor* const inputs = ggml_concat(ctx_, before, ggml_transpose(ctx_, now), 0);
-    ggml_tensor* const last = ggml_view_3d(ctx_, inputs, n_before, channels, n_seqs_, inputs->nb[1], inputs->nb[2],
-                                           static_cast<size_t>(n_each_) * inputs->nb[0]);
-    store(states, ggml_reshape_2d(ctx_, ggml_cont(ctx_, last), sizes_.conv_floats(), n_seqs_));
+    for (int64_t back = 0; back < n_states_; back++) {
+        ggml_tensor* const last = ggml_view_3d(ctx_, inputs, n_before, channels, n_seqs_, inputs->nb[1], inputs->nb[2],
+                                               static_cast<size_t>(n_each_ - back) * inputs->nb[0]);
+        ggml_tensor* const to = ggml_view_1d(ctx_, graph_.states_to, n_seqs_,
+                                             static_cast<size_t>(back * n_seqs_) * graph_.states_to->nb[0]);
+        store(states, ggml_reshape_2d(ctx_, ggml_cont(ctx_, last), sizes_.conv_floats(), n_seqs_), to);
+    }
     return ggml_silu(ctx_, ggml_ssm_conv(ctx_, inputs, w.conv));
 }
 
@@ -91,13 +95,14 @@ ggml_tensor* DeltaNetBranch::recur(ggml_tensor* qkv, const Gates& gates, const D
     ggml_tensor* const q = unit_heads(qkv, 0, w);
     ggml_tensor* const k = unit_heads(qkv, sizes_.key_width(), w);
     ggml_tensor* const v = heads(qkv, 2 * sizes_.key_width(), n_v);
-    // the outputs, and behind them the matrices after the last token
-    ggml_tensor* const both = ggml_gated_delta_net(ctx_, q, k, v, gates.decay, gates.beta, before, 1);
+    // the outputs, and behind them the matrices after the last token, then those after the one before it, …
+    ggml_tensor* const both = ggml_gated_delta_net(ctx_, q, k, v, gates.decay, gates.beta, before, n_states_);
     const size_t head_bytes = static_cast<size_t>(hd) * sizeof(float);
     const size_t token_bytes = head_bytes * static_cast<size_t>(n_v);
     const size_t all_bytes = token_bytes * static_cast<size_t>(n_each_ * n_seqs_);
-    store(states, ggml_view_2d(ctx_, both, sizes_.matrix_floats(), n_seqs_,
-                               static_cast<size_t>(sizes_.matrix_floats()) * sizeof(float), all_bytes));
+    ggml_tensor* const matrices = ggml_view_2d(ctx_, both, sizes_.matrix_floats(), n_seqs_ * n_states_,
+                                               static_cast<size_t>(sizes_.matrix_floats()) * sizeof(float), all_bytes);
+    store(states, matrices, graph_.states_to);
     return ggml_view_4d(ctx_, both, hd, n_v, n_each_, n_seqs_, head_bytes, token_bytes,
                         token_bytes * static_cast<size_t>(n_each_), 0);
 }

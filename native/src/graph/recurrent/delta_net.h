@@ -16,7 +16,8 @@ public:
           ctx_(ops.context()),
           graph_(graph),
           n_seqs_(from.shape.n_seqs),
-          n_each_(from.shape.n_tokens / from.shape.n_seqs) {}
+          n_each_(from.shape.n_tokens / from.shape.n_seqs),
+          n_states_(from.shape.n_states) {}
 
     // x: the normed input [n_embd, n_tokens], sequence by sequence, as many tokens each. Returns the branch before the residual, and adds
     // nodes that write the states behind the batch.
@@ -41,7 +42,7 @@ private:
     ggml_tensor* unit_heads(ggml_tensor* qkv, int64_t first, const DeltaNetWeights& w) const;
     // [head_dim, n_v_heads, n_each, n_seqs]
     ggml_tensor* recur(ggml_tensor* qkv, const Gates& gates, const DeltaNetWeights& w, int il);
-    void store(ggml_tensor* states, ggml_tensor* rows);
+    void store(ggml_tensor* states, ggml_tensor* rows, ggml_tensor* to);
 
     const GraphSources& from_;
     const HParams& h_;
@@ -50,7 +51,8 @@ private:
     ggml_context* ctx_;
     Graph& graph_;
     int64_t n_seqs_;
-    int64_t n_each_;  // tokens of a sequence
+    int64_t n_each_;    // tokens of a sequence
+    int64_t n_states_;  // behind as many of its last tokens
 };
 
 }  // namespace lkv

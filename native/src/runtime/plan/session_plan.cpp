@@ -104,6 +104,7 @@ void set_sizes(const Model& model, const SessionOptions& options, KvCacheOptions
     cache.n_ctx = options.n_ctx == 0 ? model.hparams().n_ctx_train : check_range("n_ctx", options.n_ctx, 1, 1 << 28);
     cache.n_ubatch = std::min(check_range("n_ubatch", options.n_ubatch, 1, 1 << 16), cache.n_ctx);
     cache.n_seq_max = check_range("n_seq_max", options.n_seq_max, 1, max_sequences);
+    cache.n_guesses = check_range("n_guesses", options.n_guesses, 0, most_guesses);
     cache.runs = model.runs();
 }
 

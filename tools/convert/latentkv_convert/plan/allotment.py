@@ -69,7 +69,8 @@ def count(
     slots = sizes.MiddleSlots.of(spec, n_ctx, recent > 0)
     rows = {name: n_exact * sizes.full_row_bytes(spec, name, one_row) for name in formats}
     cells, least = (n_exact + slots.cells) * sizes.cell_bytes(), rows[formats[-1]]
-    room = budget.row_bytes(sizes.full_cache_bytes(spec, slots), cells + least, n_exact) + least
+    full, states = sizes.full_cache_bytes(spec, slots), sizes.state_bytes(spec)
+    room = budget.row_bytes(full, cells + least, n_exact, states) + least
     return Count(room, rows, slots.whole, slots, pays_factors)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from ...ir import LayerPlan, ModelSpec, SidePlan
@@ -60,13 +60,18 @@ class Heads(Protocol):
 @dataclass(frozen=True)
 class Features:
     """Counts in the units of their coefficients: those of a step, and those of a slot, which grow with
-    depth."""
+    depth. windows: of a slot, too, by the depth up to which they grow."""
 
     step: Mapping[str, float]
     slot: Mapping[str, float]
+    windows: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
 
     def at(self, depth: int) -> dict[str, float]:
-        return {**self.step, **{name: depth * count for name, count in self.slot.items()}}
+        found = dict(self.step)
+        for n_slots, counts in ((depth, self.slot), *((min(depth, n), of) for n, of in self.windows.items())):
+            for name, count in counts.items():
+                found[name] = found.get(name, 0.0) + n_slots * count
+        return found
 
 
 @dataclass(frozen=True)
@@ -144,22 +149,26 @@ def _heads(spec: ModelSpec, layer: int) -> ModelSpec:
 
 def mean_full(spec: ModelSpec) -> Features:
     """Counts of full f16 rows in the average layer."""
-    found = [full(_heads(spec, layer)) for layer in spec.attention_layers]
-    return Features(_average([each.step for each in found]), _average([each.slot for each in found]))
+    return _average(spec, [full(_heads(spec, layer)) for layer in spec.attention_layers])
 
 
 def mean(spec: ModelSpec, layers: Sequence[LayerPlan]) -> Features | None:
     """Counts of the average layer that attends; None where one is not known."""
     found = [of(_heads(spec, layer), layers[layer]) for layer in spec.attention_layers]
     known = [each for each in found if each is not None]
-    if len(known) < len(found):
-        return None
-    return Features(_average([each.step for each in known]), _average([each.slot for each in known]))
+    return _average(spec, known) if len(known) == len(found) else None
 
 
-def _average(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    names = dict.fromkeys(name for each in counts for name in each)
-    return {name: sum(each.get(name, 0.0) for each in counts) / len(counts) for name in names}
+def _average(spec: ModelSpec, found: Sequence[Features]) -> Features:
+    """Of the layers that attend. Slots of one with a sliding window are no more than the window."""
+    step: dict[str, float] = {}
+    slots: dict[int, dict[str, float]] = {0: {}}
+    for layer, each in zip(spec.attention_layers, found, strict=True):
+        slot = slots.setdefault(spec.window(layer), {})
+        for total, counts in ((step, each.step), (slot, each.slot)):
+            for name, count in counts.items():
+                total[name] = total.get(name, 0.0) + count / len(found)
+    return Features(step, slots.pop(0), slots)
 
 
 def padded_rows(n: int) -> int:
