@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...ir import F32, ModelSpec, TensorRole
-from ..stock import Stock
-from . import qwen2_vl, qwen3_moe
+from ....ir import F32, ModelSpec, TensorRole
+from ...stock import Stock
+from .. import qwen3_moe
+from . import qwen2_vl
 
 ARCHITECTURE = "qwen3vlmoe"
 STOCK_KEYS = qwen3_moe.STOCK_KEYS
