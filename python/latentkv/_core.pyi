@@ -125,9 +125,10 @@ class Model:
         """Every layer is full/full: stock and our row formats, no latent."""
     @property
     def layers(self) -> list[dict[str, Any]]:
-        """Per layer {"mixer": "attention" or "delta_net", which has no rows, "k": t, "v": t}; t = {"path",
-        "form": "a" or "e", "group", "ranks": [...], "segments": [[widths], ...], "formats": [[...], ...] or
-        None, "energy": float or None}."""
+        """Per layer {"mixer": "attention" or "delta_net", which has no rows, "key_only": first channels of
+        V's rows that are the key's alone (MLA), else 0, "k": t, "v": t}; t = {"path", "form": "a" or "e",
+        "group", "ranks": [...], "segments": [[widths], ...], "formats": [[...], ...] or None, "energy": float
+        or None}."""
     @property
     def master(self) -> dict[str, Any] | None:
         """None, or what another plan is chosen from: {"formats": [n_formats], "context", "drop_penalty",

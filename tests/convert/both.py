@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from conftest import text_config
 from latentkv_convert.cli import parse
 from latentkv_convert.pipeline import convert
 
@@ -26,8 +28,9 @@ def run(checkpoint: Path, output: Path, *options: str) -> Any:
 
 
 def load(checkpoint: Path) -> Any:
+    config = text_config(json.loads((checkpoint / "config.json").read_text()))
     return AutoModelForCausalLM.from_pretrained(
-        checkpoint, dtype=torch.float32, attn_implementation="eager"
+        checkpoint, config=config, dtype=torch.float32, attn_implementation="eager"
     ).eval()
 
 

@@ -93,6 +93,16 @@ def bpe_tokenizer() -> Any:
 
 
 Tiny = Callable[..., Path]
+# Text parts of models that see pictures, without a class in transformers -> models that compute the same.
+SAME_OF_TEXT = {"qwen2_vl_text": "qwen2", "qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe"}
+
+
+def text_config(settings: dict[str, Any]) -> Any:
+    """The transformers config of these fields of a config.json."""
+    from transformers import AutoConfig
+
+    same = SAME_OF_TEXT.get(settings["model_type"])
+    return AutoConfig.for_model(**settings | ({"model_type": same, "rope_scaling": None} if same else {}))
 
 
 @pytest.fixture(scope="session")
@@ -101,13 +111,13 @@ def random_checkpoint(bpe_tokenizer: Any) -> Tiny:
 
     def make(directory: Path, model_type: str, *, shard_size: str = "1GB", **config: Any) -> Path:
         import torch
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM
 
         from latentkv_convert.source import archs
 
         settings = archs.tiny(model_type) | config
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings), dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(text_config(settings), dtype=torch.float32)
         with torch.no_grad():
             for key, parameter in model.named_parameters():
                 if key.endswith("bias"):

@@ -193,6 +193,7 @@ void alternate(const GgufFile& file, const HParams& h, const schema::StockBlock&
         LayerAttention& layer = block.layers[il];
         if (!local[il]) {
             layer.window = 0;
+            if (stock.full_unrotated) layer.rope_base = 0.0F;
             continue;
         }
         if (base > 0.0F) layer.rope_base = base;

@@ -146,8 +146,9 @@ void scaled_rows(Compare&& compare) {
             s.v_latent = true;
             s.k_rows = {{of.k, of.k}};
             s.v_rows = {{of.v, of.v}};
+            s.k_formats = s.v_formats = {n8};
             if (seed % 4 != 0) {
-                s.k_formats = s.v_formats = {f16, f16, q8};
+                s.k_formats = s.v_formats = {f16, f16, n8};
                 const Group exact_k = {{f16, 128}};
                 const Group exact_v = {{f16, 96}};
                 s.k_rows.insert(s.k_rows.begin(), 2, {exact_k, exact_k});

@@ -141,6 +141,11 @@ std::vector<AttnShape> shapes(int depth) {
         s.v_rows = {{{{Format::n4, 32}, {Format::n2, 32}}}};
         s.name = tokens + "the same, scaled by the row";
         all.push_back(s);
+        s.k_ranks = s.v_ranks = {192};
+        s.k_rows = {{{{Format::n6, 32}, {Format::n4, 32}, {Format::n3, 32}, {Format::n2, 32}, {Format::n1, 64}}}};
+        s.v_rows = {{{{Format::n6, 32}, {Format::n3, 32}, {Format::n2, 32}, {Format::n1, 96}}}};
+        s.name = tokens + "192/192 of 192, a converter's plan";
+        all.push_back(s);
         AttnShape full = s;
         full.k_group = full.v_group = 1;
         full.k_ranks = full.v_ranks = {};
@@ -166,6 +171,16 @@ std::vector<AttnShape> shapes(int depth) {
         s.k_rows = {{one_k, one_k}};
         s.v_rows = {{one_v, one_v}};
         s.name = tokens + "the same 512/256, scaled by the row";
+        all.push_back(s);
+        // as many bytes, of the widths that plans with scaled rows have
+        const std::vector<lkv::SegmentSpec> six_k{
+            {Format::n6, 32}, {Format::n4, 64}, {Format::n3, 32}, {Format::n1, 96}};
+        const std::vector<lkv::SegmentSpec> six_v{
+            {Format::n6, 32}, {Format::n3, 32}, {Format::n2, 32}, {Format::n1, 32}};
+        s.k_rows = {{six_k, six_k}};
+        s.v_rows = {{six_v, six_v}};
+        s.k_ranks = {224, 224};
+        s.name = tokens + "n6 n4 n3 n1/n6 n3 n2 n1";
         all.push_back(s);
     }
     return all;

@@ -65,6 +65,7 @@ struct Shape {
     // Odd layers have heads of twice the width, and V of the key projection; V has a norm without weights.
     bool of_keys = false;
     bool one_row = false;  // and no rows of K
+    bool gated = false;    // queries grow with their position, odd layers have more of them, and each head has a gate
     // The second half of the layers reads the K and V of the first, and tokens bring numbers to each layer.
     bool shares = false;
 
@@ -74,6 +75,7 @@ struct Shape {
         if (one_row && layer % 2 == 1) own.k_path = "value";
         return own;
     }
+    int n_head(int layer) const { return n_kv * (gated && layer % 2 == 1 ? 3 : rep); }
     // Groups of a layer that have rows of K or V.
     int n_groups(const char* path, bool value_side, int layer) const {
         if (shares && layer >= n_layer / 2) return 0;
@@ -125,8 +127,11 @@ constexpr Shape shapes[] = {
     {"rebuild", "latent", 256, 1, 64, 4, Shape::random, true, 0, false, 0.0F, false, 2, false, true, true},
     {"rotated", "latent", 64, 2, 96, 6, Shape::random, true, 0, false, 2.0F, false, 2, false, true, true},
     {"rebuild", "latent", 64, 2, 96, 6, Shape::random, true, 0, true, 0.0F, false, 2, false, true, true},
-    {"full", "full", 64, 1, 64, 1, Shape::no, true, 0, false, 0.0F, false, 4, false, false, false, true},
-    {"full", "full", 256, 1, 256, 1, Shape::no, false, 0, false, 0.0F, false, 4, false, false, false, true},
+    {"rotated", "latent", 64, 2, 96, 6, Shape::random, false, 0, false, 0.0F, false, 2, false, false, false, true},
+    {"rebuild", "latent", 128, 2, 128, 4, Shape::random, true, 0, false, 0.0F, false, 2, false, false, false, true},
+    {"full", "full", 64, 1, 64, 1, Shape::no, true, 0, false, 0.0F, false, 2, false, false, false, true},
+    {"full", "full", 64, 1, 64, 1, Shape::no, true, 0, false, 0.0F, false, 4, false, false, false, false, true},
+    {"full", "full", 256, 1, 256, 1, Shape::no, false, 0, false, 0.0F, false, 4, false, false, false, false, true},
 };
 constexpr int n_brought = 16;  // numbers that a token brings to a layer
 
@@ -152,7 +157,7 @@ public:
         number(arch + "context_length", 4096);
         number(arch + "embedding_length", n_embd);
         number(arch + "feed_forward_length", n_ff);
-        number(arch + "attention.head_count", n_kv * rep);
+        if (!shape.gated) number(arch + "attention.head_count", n_kv * rep);
         number(arch + "attention.head_count_kv", n_kv);
         number(arch + "attention.key_length", shape.at(1).head_dim);
         if (shape.of_keys) number(arch + "attention.key_length_swa", shape.head_dim);
@@ -163,7 +168,7 @@ public:
         number("latentkv.version", 1);
         number("latentkv.regions.sink", 4);
         number("latentkv.regions.recent", 32);
-        if (shape.unlike || shape.n_expert > 0 || shape.hybrid) block();
+        if (shape.unlike || shape.n_expert > 0 || shape.hybrid || shape.gated) block();
         if (shape.hybrid) mixers();
         if (shape.n_expert > 0) {
             number(arch + "expert_count", shape.n_expert);
@@ -225,6 +230,14 @@ private:
             .string(key + "ffn", shape_.n_expert > 0 ? "experts" : "gated");
         file_.string(key + "position", "rope").string(key + "rope_pairing", "neox");
         file_.value<uint8_t>(key + "parallel", GgufType::boolean, 0);
+        if (shape_.gated) {
+            file_.string(key + "gate", "softplus");
+            file_.array<uint32_t>(
+                "llama.attention.head_count", GgufType::u32,
+                by_layer(static_cast<uint32_t>(shape_.n_head(0)), static_cast<uint32_t>(shape_.n_head(1))));
+            file_.value<float>("llama.attention.temperature_scale", GgufType::f32, 0.3F);
+            file_.value<uint32_t>("llama.rope.scaling.original_context_length", GgufType::u32, 16);
+        }
         if (!shape_.unlike) return;
         if (shape_.of_keys) {
             file_.value<uint8_t>(key + "value_norm", GgufType::boolean, 1);
@@ -357,9 +370,11 @@ private:
                 delta_net(blk);
                 continue;
             }
-            product(blk + "attn_q.weight", n_embd, w * rep * (s.hybrid ? 2 : 1));
-            product(blk + "attn_output.weight", w * rep, n_embd);
-            if (s.sinks) tensor(blk + "attn_sinks.weight", {n_kv * rep}, 1.0, 3.0F);
+            const int64_t wq = int64_t{s.n_head(il)} * s.head_dim;
+            product(blk + "attn_q.weight", n_embd, wq * (s.hybrid ? 2 : 1));
+            product(blk + "attn_output.weight", wq, n_embd);
+            if (s.gated) product(blk + "attn_gate.weight", n_embd, s.n_head(il));
+            if (s.sinks) tensor(blk + "attn_sinks.weight", {s.n_head(il)}, 1.0, 3.0F);
             if (s.shares && il >= s.n_layer / 2) continue;
             const std::string k_path = s.k_path;
             const bool encoded = s.encoded != Shape::no;
@@ -374,7 +389,7 @@ private:
             if (k_path == "rebuild") decoder(blk + "attn_k_b.weight", s);
             if (k_path == "rotated") queries(blk + "attn_q_e.weight", s);
             if (s.whole_norms) {
-                tensor(blk + "attn_q_norm.weight", {w * rep}, 0.1, 1.0F);
+                tensor(blk + "attn_q_norm.weight", {wq}, 0.1, 1.0F);
                 tensor(blk + "attn_k_norm.weight", {w}, 0.1, 1.0F);
                 if (k_path == "rebuild") tensor(blk + "attn_k_e.bias", {w}, 0.3);
             } else if ((k_path == "rebuild" && (s.head_dim == 128 || s.of_keys)) || k_path == "value") {

@@ -75,6 +75,10 @@ void refusals() {
     refused("expected finite numbers from 0; got nan", [](auto& t) { t.k[2] = not_a_number; });
     refused("expected finite numbers from 0; got inf", [](auto& t) { t.v[0] = infinity; });
     refused("expected finite numbers from 0; got -1", [](auto& t) { t.v[1] = -1; });
+    refused(
+        "[latentkv.budget.formats] expected formats n8 … n1, which make rows of their own kind, or none of them; got "
+        "n4 and q",
+        [](auto& t) { t.formats[1] = "n4"; });
     refused("[latentkv.budget.formats] expected known row formats", [](auto& t) { t.formats[1] = "q9"; });
     refused("each once; got 'f16'", [](auto& t) { t.formats[1] = "f16"; });
     refused("then none; got 3 formats without none", [](auto& t) { t.formats[2] = "q2"; });

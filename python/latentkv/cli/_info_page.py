@@ -17,7 +17,7 @@ _PATHS = {
     "rebuild": "a latent of K before RoPE; the key is rebuilt from it at every read",
     "rotated": "a latent of K after RoPE, read as it is stored",
     "absorbed": "a latent of K without RoPE, read as it is stored",
-    "value": "no rows of K; the key is rebuilt from V's at every read",
+    "value": "no rows of K; the key is V's row, or rebuilt from it at every read",
     "latent": "a latent of V, read as it is stored",
 }
 _BLOCKS = (

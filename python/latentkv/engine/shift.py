@@ -37,5 +37,6 @@ def require_movable_keys(where: str, model: _core.Model) -> None:
         raise expected(where, "a model whose layers all attend", "recurrent layers, whose state cannot move")
     paths = sorted({layer["k"]["path"] for layer in model.layers} - {"rebuild"})
     if paths:
-        hint = "convert with --prefer size, or leave it out"
+        turns = any(layer["key_only"] for layer in model.layers)  # in rows that are keys and values (MLA)
+        hint = "leave it out" if turns else "convert with --prefer size, or leave it out"
         raise expected(where, "K that is rebuilt at its position", f"K path {paths[0]}", hint)

@@ -22,6 +22,7 @@ LONGROPE = archs.tiny("phi3")["rope_scaling"]
 
 
 YARN = archs.tiny("gpt_oss")["rope_scaling"] | {"truncate": True}
+WINDOWS = {"sliding_window": 48, "sliding_window_pattern": 3, "layer_types": None}
 MISTRAL3 = archs.tiny("mistral3")["rope_parameters"]
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
@@ -64,6 +65,17 @@ CASES = [
     case("mistral", "no-window", sliding_window=None),
     case("mistral3"),
     case("mistral3", "another-mscale", rope_parameters=MISTRAL3 | {"mscale": 0.7, "mscale_all_dim": 0.5}),
+    case("seed_oss", attention_out_bias=True),
+    case("exaone4"),
+    case("exaone4", "windows", **WINDOWS),
+    case("ernie4_5"),
+    case("glm4_moe"),
+    case("glm4_moe", "no-norms", use_qk_norm=False, attention_bias=False, n_shared_experts=1),
+    case("minimax_m2"),
+    case("dots1"),
+    case("qwen2_vl"),
+    case("qwen3_vl"),
+    case("qwen3_vl_moe"),
     case("gemma3_text", "erf", hidden_activation="gelu"),
     case("gemma3_text"),
     case("gemma3_text", "query-width", query_pre_attn_scalar=24, final_logit_softcapping=5.0),
@@ -181,6 +193,7 @@ def test_logits_equal_transformers(
 
 
 FILES_OF = {"gpt_oss": "gpt-oss", "qwen3_moe": "qwen3moe", "mistral": "llama", "gemma3_text": "gemma3"}
+FILES_OF |= {"glm4_moe": "glm4moe", "qwen2_vl": "qwen2vl", "qwen3_vl": "qwen3vl"}
 FILES_OF |= {"olmo3": "olmo2", "qwen3_5": "qwen35", "qwen3_5_moe": "qwen35moe", "qwen3_next": "qwen3next"}
 STOCK = {
     "qwen2": {"attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_q.bias", "attn_k.bias", "attn_v.bias"},
@@ -203,6 +216,7 @@ STOCK = {
     | {"attn_output.bias", "attn_sinks.weight"},
     "mistral": {"attn_q.weight", "attn_k.weight", "attn_v.weight"},
     "mistral3": {"attn_q.weight", "attn_k.weight", "attn_v.weight"},
+    "ernie4_5": {"attn_q.weight", "attn_k.weight", "attn_v.weight"},
     "gemma3_text": {
         "attn_q.weight",
         "attn_k.weight",
@@ -268,6 +282,14 @@ def test_packed_qkv_is_q_then_k_then_v(tiny: Tiny, tmp_path: Path) -> None:
 def test_what_the_block_cannot_do_is_refused(model_type: str, config: dict[str, Any], message: str) -> None:
     with pytest.raises(ConvertError, match=f"expected {message}$"):
         archs.model_spec(archs.tiny(model_type) | config)
+
+
+def test_letters_of_a_window_pattern() -> None:
+    """As EXAONE 4.0 32B has them; layers without a window have no RoPE."""
+    config = archs.tiny("exaone4") | {"num_hidden_layers": 9, "layer_types": None, "sliding_window": 48}
+    spec = archs.model_spec(config | {"sliding_window_pattern": "LLLG"})
+    assert [spec.window(layer) for layer in range(9)] == [48, 48, 48, 0, 48, 48, 48, 0, 0]
+    assert [spec.rope(layer).base > 0 for layer in range(9)] == [spec.window(layer) > 0 for layer in range(9)]
 
 
 def test_dynamic_ntk_serves_the_context_it_is_opened_with(tiny: Tiny, tmp_path: Path) -> None:

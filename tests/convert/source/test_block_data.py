@@ -23,6 +23,7 @@ SAID = "latentkv.block."
     [
         ("llama", {}),
         ("mistral3", {}),
+        ("exaone4", {"sliding_window": 48, "sliding_window_pattern": 3, "layer_types": None}),
         ("gemma3_text", {}),
         ("gemma3_text", {"layer_types": None, "num_hidden_layers": 7, "final_logit_softcapping": 5.0}),
         ("gemma3_text", {"layer_types": ["full_attention"] * 3}),

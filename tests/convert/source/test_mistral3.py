@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from conftest import Tiny, keys, tensors
 from latentkv_convert.errors import ConvertError
-from latentkv_convert.source import archs
+from latentkv_convert.source import archs, tokenizer
 from latentkv_convert.source.checkpoint_source import CheckpointSource
 from latentkv_convert.source.gguf_source import GgufSource
 
@@ -127,3 +127,20 @@ def test_growth_needs_a_context_to_grow_from(tiny: Tiny, tmp_path: Path) -> None
     rope = {"rope_type": "default", "rope_theta": 1e4, "llama_4_scaling_beta": 0.1}
     with pytest.raises(ConvertError, match="rope_type yarn beside llama_4_scaling_beta; got default"):
         CheckpointSource(tiny("mistral3", name="other", rope_parameters=rope))
+
+
+def test_published_split_rules_are_mended(
+    tiny: Tiny, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Tokenizers of 2025 have Llama 3's; the vocabularies of older models keep what they say."""
+    directory = tiny("mistral3", vocab_size=321)
+    path = directory / "tokenizer.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    config = json.loads((directory / "config.json").read_text())
+    assert tokenizer.keys(directory, config, 321)["tokenizer.ggml.pre"] == "llama-bpe"
+    content["added_tokens"].append(content["added_tokens"][0] | {"id": 320, "content": "[INST]"})
+    path.write_text(json.dumps(content), encoding="utf-8")
+    assert tokenizer.keys(directory, config, 321)["tokenizer.ggml.pre"] == "tekken"
+    assert "expected Mistral's split rules; got those of llama-bpe" in capsys.readouterr().err
+    other = config | {"model_type": "llama"}
+    assert tokenizer.keys(directory, other, 321)["tokenizer.ggml.pre"] == "llama-bpe"

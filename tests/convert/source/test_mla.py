@@ -39,7 +39,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ),
     ("deepseek_v3", {"rope_parameters": YARN, "q_lora_rank": None, "first_k_dense_replace": 2}),
     ("deepseek_v3", {"first_k_dense_replace": 3}),
-    ("deepseek_v3", {"kv_lora_rank": 256, "qk_rope_head_dim": 64, "num_attention_heads": 3}),
+    ("deepseek_v3", {"kv_lora_rank": 256, "qk_rope_head_dim": 64, "first_k_dense_replace": 2}),
     ("glm4_moe_lite", {}),
     ("glm4_moe_lite", {"tie_word_embeddings": True, "mlp_layer_types": ["sparse"] * 3}),
 ]
@@ -163,6 +163,7 @@ def test_sequences_and_states(dense: Path) -> None:
     ("options", "message"),
     [
         ({"kv_k": "c4"}, r"\[kv k\] expected a format of single tokens, .* choose --kv q4; got c4"),
+        ({"kv": "n4"}, r"\[kv\] expected a format whose segments have scales of their own, as q4"),
         ({"kv_k": "q8_0", "kv_v": "q4_0"}, r"\[kv v\] expected K's format, q8_0, .*; got q4_0"),
         ({"prefill": "lazy"}, r"\[prefill\] expected eager, as keys and values are one row; got lazy"),
     ],
@@ -209,6 +210,17 @@ def test_keys_that_contradict_the_tensors(
         core.Model(str(bad))
     with pytest.raises(ConvertError):
         GgufSource(bad)
+
+
+def test_queries_that_grow_with_their_positions(dense: Path, tmp_path: Path) -> None:
+    """Mistral Large 3: by a key of their own they do so after so many tokens."""
+    keys = {"deepseek2.attention.temperature_scale": 0.5, "deepseek2.attention.temperature_length": 64}
+    grows = core.Model(str(rewritten(dense, tmp_path / "grows.gguf", keys=keys)))
+    expected = session(core.Model(str(dense))).decode(token_ids(), output="all")
+    for implementation in ("fused", "reference"):
+        found = session(grows, implementation=implementation).decode(token_ids(), output="all")
+        assert distance(found[:64], expected[:64]) < 1e-5
+        assert distance(found[64:], expected[64:]) > 1e-2
 
 
 def test_older_files(stock: Path, tmp_path: Path) -> None:

@@ -91,6 +91,24 @@ def test_user_defined_tokens_are_not_control(tiny: Tiny) -> None:
     assert found["tokenizer.ggml.token_type"][320] == USER_DEFINED
 
 
+def test_an_end_token_that_is_not_special(tiny: Tiny) -> None:
+    """Only this key tells readers that a turn ends there."""
+    directory = tiny()
+    path = directory / "tokenizer.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    ends = [
+        content["added_tokens"][0] | {"id": 320 + i, "content": f"</{i}>", "special": i == 0} for i in (0, 1)
+    ]
+    content["added_tokens"] += ends
+    path.write_text(json.dumps(content), encoding="utf-8")
+    found = tokenizer.keys(directory, {"eos_token_id": [1, 320]}, 322)
+    assert "tokenizer.ggml.eot_token_id" not in found
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 320, 321]}))
+    found = tokenizer.keys(directory, {}, 322)
+    assert (found["tokenizer.ggml.eos_token_id"], found["tokenizer.ggml.eot_token_id"]) == (1, 321)
+    assert found["tokenizer.ggml.token_type"][321] == CONTROL
+
+
 @pytest.mark.parametrize(
     ("change", "name"),
     [
@@ -106,6 +124,8 @@ def test_user_defined_tokens_are_not_control(tiny: Tiny) -> None:
             "smollm",
         ),
         ({"pattern": (r"\p{N}{1,3}", r"\p{N}")}, "qwen2"),
+        ({"pattern": (r"\p{N}{1,3}", r"\p{N}"), "lines": "[^\n]+|[\n]+"}, "laguna"),
+        ({"pattern": (r"\p{N}{1,3}", r"\p{N}"), "lines": r"[^\n]+|[\n]+"}, "laguna"),
     ],
 )
 def test_split_rules_decide_the_name(demo: Path, change: dict[str, Any], name: str) -> None:
@@ -117,6 +137,9 @@ def test_split_rules_decide_the_name(demo: Path, change: dict[str, Any], name: s
     if "pattern" in change:
         regex = content["pre_tokenizer"]["pretokenizers"][0]["pattern"]
         regex["Regex"] = regex["Regex"].replace(*change["pattern"])
+    if "lines" in change:
+        lines = {"type": "Split", "pattern": {"Regex": change["lines"]}, "behavior": "Isolated"}
+        content["pre_tokenizer"]["pretokenizers"].insert(0, lines)
     assert pre.identify(content) == name
 
 

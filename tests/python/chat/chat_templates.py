@@ -86,3 +86,35 @@ TAGGED = r"""
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}
 """
+
+# Ministral 3, Devstral 2: thoughts in [THINK], a call is [TOOL_CALLS]name[ARGS]{…}.
+MISTRAL_ARGS = r"""
+{{- bos_token }}
+{%- if messages[0].role == 'system' %}
+    {{- '[SYSTEM_PROMPT]' }}
+    {%- for block in messages[0].content %}{{- block.text }}{%- endfor %}
+    {{- '[/SYSTEM_PROMPT]' }}
+{%- endif %}
+{%- if tools %}{{- '[AVAILABLE_TOOLS]' + (tools | tojson) + '[/AVAILABLE_TOOLS]' }}{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}
+        {{- '[INST]' + message.content + '[/INST]' }}
+    {%- elif message.role == 'assistant' %}
+        {%- if message.content is string %}
+            {{- message.content }}
+        {%- else %}
+            {%- for block in message.content or [] %}
+                {{- '[THINK]' + block.thinking + '[/THINK]' if block.type == 'thinking' else block.text }}
+            {%- endfor %}
+        {%- endif %}
+        {%- for call in message.tool_calls or [] %}
+            {%- set arguments = call.function.arguments %}
+            {{- '[TOOL_CALLS]' + call.function.name + '[ARGS]' }}
+            {{- arguments if arguments is string else arguments | tojson }}
+        {%- endfor %}
+        {{- eos_token }}
+    {%- elif message.role == 'tool' %}
+        {{- '[TOOL_RESULTS]' + message.content + '[/TOOL_RESULTS]' }}
+    {%- endif %}
+{%- endfor %}
+"""

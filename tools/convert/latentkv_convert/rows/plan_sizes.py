@@ -57,7 +57,7 @@ def exact_bytes_per_token(spec: ModelSpec, plan: Plan, fmt: str) -> int:
 
     def rows(index: int, layer: LayerPlan) -> tuple[SidePlan, SidePlan]:
         sides = layer.k, layer.v
-        if not all(plan.form(spec.at(index), side) == "e" for side in sides):
+        if spec.mla is not None or not all(plan.form(spec.at(index), side) == "e" for side in sides):
             return sides
         return (OF_VALUE if layer.k == OF_VALUE else FULL, FULL)
 

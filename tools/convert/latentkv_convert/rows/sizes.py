@@ -99,7 +99,9 @@ def full_row_bytes(spec: ModelSpec, fmt: str, one_row: bool = False) -> int:
     key projection makes."""
     heads = [spec.at(layer) for layer in spec.attention_layers]
     if spec.mla is not None:
-        row = sum(segment_bytes(fmt, n) for n in (spec.mla.n_rot, spec.mla.kv_rank))
+        # exact tokens hold a plan's segments, of 32 channels where it has so many
+        whole, rest = divmod(spec.mla.row, 32)
+        row = whole * segment_bytes(fmt, 32) + (segment_bytes(fmt, rest) if rest else 0)
         return len(heads) * whole_words(row)
     sides = [(1 if one_row and own.value_of_key else 2) * (not own.shares_kv) for own in heads]
     rows = [whole_words(own.n_kv * segment_bytes(fmt, own.head_dim)) for own in heads]

@@ -88,9 +88,9 @@ class Checkpoint:
 
     def _resolve(self, name: str) -> str | None:
         """Base-model checkpoints lack the leading `model.` or `transformer.`: look for the name without
-        it. Older ones that see pictures hold a whole text model as `language_model`."""
-        older = f"language_model.{name.replace('model.language_model.', 'model.')}"
-        for candidate in (name, name.partition(".")[2], older):
+        it. Older ones that see pictures hold a whole text model, as `language_model` or beside what sees."""
+        older = name.replace("model.language_model.", "model.")
+        for candidate in (name, name.partition(".")[2], f"language_model.{older}", older):
             if candidate in self._where:
                 return candidate
         return None

@@ -143,10 +143,30 @@ struct PlaneReader {
     }
 };
 
+// Scale and minimum in a row that begins with the scales. scale: of these formats, in both halves
+template <int Bits>
+__device__ inline uint32_t affine_of_scale(uint32_t scale) {
+    using F = NormalFormat<Bits>;
+    return bits(__hmul2(half2_of(scale), __floats2half2_rn(F::step, F::bottom)));
+}
+
+// Of one kind of row or the other, whose codes are alike: a path for each would be code to fetch.
 template <int Bits>
 struct ChunkReader<AffineFormat<Bits>> : PlaneReader<Bits> {
-    using PlaneReader<Bits>::PlaneReader;
+    __device__ ChunkReader(const uint8_t* row, const Chunk& chunk) : PlaneReader<Bits>(affine(row, chunk)) {}
+
+    __device__ static uint32_t affine(const uint8_t* row, const Chunk& chunk) {
+        if (!format_scaled_by_row(static_cast<Format>(chunk.kind))) return u32_at<true>(row + chunk.affine);
+        return affine_of_scale<Bits>(u16_at(row + chunk.affine) * 0x10001u);
+    }
 };
+
+// The kind whose codes are read alike.
+__device__ constexpr int kind_of_codes(int kind) {
+    constexpr int apart = static_cast<int>(Format::n8) - static_cast<int>(Format::q8);
+    static_assert(static_cast<int>(Format::n1) - static_cast<int>(Format::q1) == apart);
+    return format_scaled_by_row(static_cast<Format>(kind)) ? kind - apart : kind;
+}
 
 template <>
 struct ChunkReader<Q8_0> {
@@ -243,12 +263,12 @@ struct WideF16Reader {
     }
 };
 
-// Channel by channel. Value: of a row, says what channel j of the chunk is.
+// Channel by channel. Value: says what channel j of the chunk is.
 template <class Value>
 struct ChannelReader {
     int valid;
     Value value;
-    __device__ ChannelReader(const uint8_t* row, const Chunk& chunk) : valid(chunk.valid), value(row, chunk) {}
+    __device__ ChannelReader(const uint8_t*, const Chunk& chunk) : valid(chunk.valid), value(chunk) {}
     __device__ __half at(const uint8_t* codes, int j) const {
         if (j >= valid) return __ushort_as_half(0);
         return __float2half_rn(fminf(fmaxf(value(codes, j), -half_max), half_max));
@@ -269,7 +289,7 @@ struct ChannelReader {
 // Chunks that end early, and f32 rows.
 template <class F>
 struct CodeValue {
-    __device__ CodeValue(const uint8_t*, const Chunk&) {}
+    __device__ explicit CodeValue(const Chunk&) {}
     __device__ float operator()(const uint8_t* codes, int j) const { return F::code(codes, j); }
 };
 template <class F>
@@ -297,32 +317,10 @@ __device__ __noinline__ inline float stock_value(int kind, const uint8_t* block,
 struct StockValue {
     int kind;
     int first;  // channel of the block
-    __device__ StockValue(const uint8_t*, const Chunk& chunk) : kind(chunk.kind), first(chunk_width * chunk.odd) {}
+    __device__ explicit StockValue(const Chunk& chunk) : kind(chunk.kind), first(chunk_width * chunk.odd) {}
     __device__ float operator()(const uint8_t* block, int j) const { return stock_value(kind, block, first + j); }
 };
 using StockReader = ChannelReader<StockValue>;
-
-// The level of a code in a row that has scales. Called, as stock_value is.
-__device__ __noinline__ inline float level_at(int kind, const uint8_t* codes, int j) {
-    switch (static_cast<Format>(kind)) {
-#define X(name, type)  \
-    case Format::name: \
-        return fmaf(type::code(codes, j), type::step, type::bottom);
-        LKV_NORMAL_FORMATS(X)
-#undef X
-        default:
-            return 0.0f;
-    }
-}
-
-struct LevelValue {
-    int kind;
-    float scale;
-    __device__ LevelValue(const uint8_t* row, const Chunk& chunk)
-        : kind(chunk.kind), scale(load_half(row + chunk.affine)) {}
-    __device__ float operator()(const uint8_t* codes, int j) const { return scale * level_at(kind, codes, j); }
-};
-using LevelReader = ChannelReader<LevelValue>;
 
 // A chunk of a row (Half: one half of it) in registers as it is stored, so that it is loaded long before it is decoded. Kind: one
 // that has a path of its own; of any other nothing is kept. base, offset: of the row; apart, they need one addition a load.
@@ -408,13 +406,13 @@ __device__ inline bool with_chunk(const uint8_t* row, const Chunk& chunk, Use&& 
         use(WideF16Reader(row, chunk));
         return true;
     } else if constexpr (Kind == static_cast<int>(Format::q8)) {
-        use(ChunkReader<AffineFormat<8>>(row, chunk));
+        use(PlaneReader<8>(row, chunk));
         return true;
     } else if constexpr (Kind == static_cast<int>(Format::q4)) {
-        use(ChunkReader<AffineFormat<4>>(row, chunk));
+        use(PlaneReader<4>(row, chunk));
         return true;
     }
-    switch (chunk.kind) {
+    switch (kind_of_codes(chunk.kind)) {
         case kind_f16_wide:
             use(WideF16Reader(row, chunk));
             return true;
@@ -431,11 +429,6 @@ __device__ inline bool with_chunk(const uint8_t* row, const Chunk& chunk, Use&& 
             LKV_STOCK_FORMATS(X)
 #undef X
             use(StockReader(row, chunk));
-            return true;
-#define X(name, type) case static_cast<uint8_t>(Format::name):
-            LKV_NORMAL_FORMATS(X)
-#undef X
-            use(LevelReader(row, chunk));
             return true;
         default:
             return false;

@@ -132,6 +132,7 @@ def create(options: Mapping[str, Any], spec: ModelSpec) -> Waterfill:
             "--served-context", f"more than sink {sink} and recent {recent} together", str(served)
         )
     kept = sink > 0 or recent > 0
+    in_segments = spec.mla is not None and options["segment"] == 16  # as exact tokens then are, too
     one_scale = options["scales"] == "row"
     if one_scale and options["segment"] is not None:
         raise ConvertError(
@@ -162,7 +163,7 @@ def create(options: Mapping[str, Any], spec: ModelSpec) -> Waterfill:
             sink,
             recent,
             not options["master"],
-            sizes.exact_formats(spec) if kept else sizes.EXACT_FORMATS[:1],
+            sizes.exact_formats(spec) if kept and not in_segments else sizes.EXACT_FORMATS[:1],
             options["one_row"],
         ),
         share_context=served or SHARE_CONTEXT,

@@ -12,7 +12,7 @@ A module `source/archs/<model_type>.py` provides
                                      tensors mean (source/stock.py)
     TEXT_PREFIX: str                 what `model` is called in a checkpoint that also sees pictures, whose
                                      config has a text_config; its model_type is the module's, that of the
-                                     text part ends in _text, or is in _TEXTS
+                                     text part ends in _text, or is in _OTHER_TYPES
 
 `config` is config.json as it is on disk; a field it may lack has transformers' default. Anything the one
 native block cannot do raises ConvertError here.
@@ -46,8 +46,8 @@ ACTIVATIONS = {
     "relu": "relu",
 }
 
-# model_type of a text part -> module, where it does not end in _text.
-_TEXTS = {"ministral3": "mistral3"}
+# model_type -> module, where it is not the module's name, nor that and _text.
+_OTHER_TYPES = {"gemma3": "gemma3_text", "ministral3": "mistral3", "qwen2_5_vl": "qwen2_vl"}
 
 
 @cache
@@ -71,7 +71,8 @@ def name_of(model_type: str) -> str:
     Raises:
         ConvertError: no such module.
     """
-    for name in (model_type, _TEXTS.get(model_type, model_type.removesuffix("_text"))):
+    short = model_type.removesuffix("_text")
+    for name in (model_type, short, _OTHER_TYPES.get(short, "")):
         if name in _places():
             return name
     raise ConvertError("architecture", f"a model_type of {', '.join(names())}", model_type)

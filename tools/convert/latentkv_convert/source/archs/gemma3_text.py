@@ -18,6 +18,7 @@ from ..stock import Stock
 from . import FULL, LOCAL, layer_types, llama, local_layers, require, ropes_by_kind, warn_of_readers
 
 ARCHITECTURE = "gemma3"
+TEXT_PREFIX = "model.language_model"
 STOCK_KEYS = ("final_logit_softcapping",)
 TINY: dict[str, Any] = {
     "architectures": ["Gemma3ForCausalLM"],
@@ -44,6 +45,8 @@ TINY: dict[str, Any] = {
 }
 _PERIOD = 6  # of every so many layers the last sees all tokens
 _WIDE_LAYERS = 62  # the 27B model's, whose scores are scaled by another width than head_dim
+# Sizes that published models with pictures leave out.
+_OF_PICTURES = {"num_attention_heads": 8, "vocab_size": 262208, "max_position_embeddings": 131072}
 NORMS = {  # what each of a layer's norms is called
     "attn_norm.weight": "input_layernorm",
     "post_attention_norm.weight": "post_attention_layernorm",
@@ -59,6 +62,7 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     require(config, "attn_logit_softcapping", None, None)
     require(config, "use_bidirectional_attention", False, False, None)
     ropes = _ropes(config)
+    config = _OF_PICTURES | dict(config) if "text_config" in config else config
     stock = {"head_dim": 256, "num_key_value_heads": 4, "rms_norm_eps": 1e-6, "tie_word_embeddings": True}
     ours = {
         "mlp_bias": False,

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...errors import ConvertError
 from . import bpe, gemma4, sentencepiece, special, unigram
-from .files import TokenizerFiles
+from .files import CONTROL, TokenizerFiles
 
 
 def keys(directory: Path, config: dict[str, Any], n_vocab: int, pre: str | None = None) -> dict[str, Any]:
@@ -43,7 +43,11 @@ def _keys(files: TokenizerFiles, n_vocab: int, pre: str | None) -> dict[str, Any
         vocabulary = sentencepiece.read(files, n_vocab)
     else:
         vocabulary = unigram.read(files, n_vocab)
-    return vocabulary.keys() | special.keys(files, family, n_vocab)
+    turn_end = special.turn_end(files, n_vocab)
+    if turn_end is None:
+        return vocabulary.keys() | special.keys(files, family, n_vocab)
+    vocabulary.types[turn_end] = CONTROL
+    return vocabulary.keys() | special.keys(files, family, n_vocab) | {special.TURN_END: turn_end}
 
 
 def _family(files: TokenizerFiles) -> str:

@@ -18,6 +18,8 @@ _CASED = (
 )
 _LLAMA3 = rf"{_ENGLISH}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_TAIL}"
 _QWEN2 = rf"{_ENGLISH}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_TAIL}"
+_SEED = rf"{_ENGLISH}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_TAIL}"
+_LINES = r"[^\n]+|[\n]+"
 _QWEN35 = (
     rf"{_ENGLISH}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
     rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_TAIL}"
@@ -40,13 +42,15 @@ _NAMES: dict[tuple[tuple[str, ...], bool], str] = {
     ((_LLAMA3,), False): "dbrx",
     ((_QWEN2,), False): "qwen2",
     ((_QWEN35,), False): "qwen35",
+    ((_LINES, _QWEN2), False): "laguna",
+    ((_SEED,), False): "seed-coder",
     ((_GPT4O,), False): "gpt-4o",
     ((_TEKKEN,), True): "tekken",
     ((BYTES,), False): "gpt-2",
     ((DIGITS, BYTES), False): "smollm",
     ((PUNCTUATION, BYTES, DIGIT_RUNS, "[0-9][0-9][0-9]"), False): "falcon",
     ((PUNCTUATION, BYTES, "[0-9][0-9][0-9]"), False): "falcon",
-    (("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", DIGITS), False): "deepseek-coder",
+    ((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", DIGITS), False): "deepseek-coder",
     ((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", _DEEPSEEK3), False): "deepseek-v3",
 }
 
@@ -92,6 +96,7 @@ def _splits(node: Any) -> Iterator[str]:
         yield PUNCTUATION
     elif kind == "Split" and not node.get("invert") and node.get("behavior") == "Isolated":
         pattern = node.get("pattern", {})
-        yield pattern.get("Regex") or pattern.get("String", "")
+        split: str = pattern.get("Regex") or pattern.get("String", "")
+        yield split.replace("\r", r"\r").replace("\n", r"\n")
     else:
         yield f"{kind} { ({k: v for k, v in node.items() if k != 'type'}) }"

@@ -158,7 +158,7 @@ __device__ __forceinline__ void expand_by_warpgroup(ExpandSums& acc, const UnitR
                 reader.load(of.rows[i] + unit.codes, loaded);
 #pragma unroll
                 for (int k = 0; k < KeyReader<Bits>::n_words; k++) words[i][k] = loaded[k];
-                if constexpr (Bits < 16) affine[i] = u32_at<true>(of.rows[i] + unit.affine);
+                if constexpr (Bits < 16) affine[i] = UnitAffine<Bits>(unit).of(of.rows[i]);
             }
         });
     };
@@ -224,7 +224,7 @@ __device__ __forceinline__ void expand_by_units(ExpandSums& acc, const UnitRows&
             at = unit.codes;
             if constexpr (Bits < 16) {
 #pragma unroll
-                for (int i = 0; i < 4; i++) affine[i] = u32_at<true>(of.rows[i] + unit.affine);
+                for (int i = 0; i < 4; i++) affine[i] = UnitAffine<Bits>(unit).of(of.rows[i]);
             }
             load();
         };

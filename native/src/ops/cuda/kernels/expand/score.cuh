@@ -72,7 +72,7 @@ __device__ __forceinline__ void make_keys(float (&acc)[64], const uint8_t* const
                 at = unit.codes;
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
-                    if constexpr (Bits < 16) affine[i] = u32_at<true>(rows[i] + unit.affine);
+                    if constexpr (Bits < 16) affine[i] = UnitAffine<Bits>(unit).of(rows[i]);
                 }
             }
 #pragma unroll

@@ -12,9 +12,9 @@ namespace {
 // Whether all of a group's rows are what the MLA kernel reads: units of 32 channels within a segment, all of f16 rows or none.
 bool has_units(ChunkIterator begin, ChunkIterator end, bool& f16) {
     const auto taken = [](uint8_t kind) {
-        return kind == kind_f16_wide || kind == static_cast<uint8_t>(Format::q8) ||
-               kind == static_cast<uint8_t>(Format::q4) || kind == static_cast<uint8_t>(Format::q2) ||
-               kind == static_cast<uint8_t>(Format::q1);
+        using enum Format;
+        constexpr Format formats[] = {q8, q4, q2, q1, n8, n6, n4, n3, n2, n1};
+        return kind == kind_f16_wide || std::ranges::count(formats, static_cast<Format>(kind)) > 0;
     };
     f16 = begin != end && begin->kind == kind_f16_wide;
     for (ChunkIterator chunk = begin; chunk != end; chunk += 2) {

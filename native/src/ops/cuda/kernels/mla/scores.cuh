@@ -47,7 +47,7 @@ __device__ __forceinline__ void score_units(float (&scores)[NT][4], const uint8_
             segment_end = unit.end;
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                if constexpr (Bits < 16) affine[i] = u32_at<true>(rows[i] + unit.affine);
+                if constexpr (Bits < 16) affine[i] = UnitAffine<Bits>(unit).of(rows[i]);
                 at[i] = rows[i] + unit.codes;
             }
         }

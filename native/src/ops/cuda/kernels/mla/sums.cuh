@@ -23,7 +23,7 @@ __device__ __forceinline__ void sum_units(UnitSums<NT> (&sums)[U], int first, co
     constexpr int unit_bytes = 4 * Bits;
     const int t = lane % 4;
     const uint8_t* at = rows + 2 * t * pitch + unit.codes + reader.place();
-    const int affine = unit.affine - unit.codes - reader.place();
+    const int behind = unit.codes + reader.place();  // of a row's first byte
 #pragma unroll 1
     for (int k16 = 0; k16 < n16; k16++) {
         uint32_t w[NT][2];
@@ -33,7 +33,7 @@ __device__ __forceinline__ void sum_units(UnitSums<NT> (&sums)[U], int first, co
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const uint8_t* const slot = at + (i % 2 + i / 2 * 8) * pitch;
-            if constexpr (Bits < 16) of[i] = u32_at<true>(slot + affine);
+            if constexpr (Bits < 16) of[i] = UnitAffine<Bits>(unit).of(slot - behind);
             const bool holds = Bits < 16 || (tokens[k16 / 2] >> (k16 % 2 * 16 + 2 * t + i % 2 + i / 2 * 8) & 1) != 0;
 #pragma unroll
             for (int n = 0; n < N; n++) {

@@ -20,7 +20,7 @@ namespace lkv::cuda {
 // A unit of one region's group, one side: where it is, where its segment's units end, and where those of its kind.
 struct alignas(8) MlaUnit {
     uint16_t codes;   // bytes from the group's first staged one
-    uint16_t affine;  // the same, of scale and minimum
+    uint16_t affine;  // the same, of scale and minimum, or of the row's scale
     uint8_t kind;     // ChunkKind; kind_none: not stored
     uint8_t end;
     uint8_t kind_end;
@@ -54,15 +54,39 @@ template <class Use>
 __device__ __forceinline__ void with_bits(uint8_t kind, Use&& use) {
     switch (kind) {
         case static_cast<uint8_t>(Format::q8):
+        case static_cast<uint8_t>(Format::n8):
             return use(std::integral_constant<int, 8>{});
+        case static_cast<uint8_t>(Format::n6):
+            return use(std::integral_constant<int, 6>{});
         case static_cast<uint8_t>(Format::q4):
+        case static_cast<uint8_t>(Format::n4):
             return use(std::integral_constant<int, 4>{});
+        case static_cast<uint8_t>(Format::n3):
+            return use(std::integral_constant<int, 3>{});
         case static_cast<uint8_t>(Format::q2):
+        case static_cast<uint8_t>(Format::n2):
             return use(std::integral_constant<int, 2>{});
         default:
             return use(std::integral_constant<int, 1>{});
     }
 }
+
+// Scale and minimum of a unit's codes, from a row's first staged byte.
+template <int Bits>
+struct UnitAffine {
+    int at;
+    uint32_t scale;  // which half of the word has it; 0: the word is scale and minimum
+
+    __device__ explicit UnitAffine(const MlaUnit& unit)
+        : at(unit.affine & ~3),
+          scale(!format_scaled_by_row(static_cast<Format>(unit.kind)) ? 0
+                : (unit.affine & 2) != 0                              ? 0x3232
+                                                                      : 0x1010) {}
+    __device__ uint32_t of(const uint8_t* row) const {
+        const uint32_t word = u32_at<true>(row + at);
+        return scale == 0 ? word : affine_of_scale<Bits>(__byte_perm(word, 0, scale));
+    }
+};
 
 // Codes at this bit of a word's halves.
 struct CodesAt {
@@ -138,6 +162,51 @@ struct KeyReader {
     }
 };
 
+// The same of 6 or 3 bits, which lie in two planes.
+template <int Bits>
+struct TwoPlaneKeys {
+    using P = Planes<Bits>;
+    static constexpr int n_words = P::nibble ? 3 : 2;
+    int chunk;  // byte of the lane's chunk in the unit
+    int h;      // half of it
+
+    __device__ explicit TwoPlaneKeys(int lane) : chunk(lane % 4 / 2 * P::chunk_bytes), h(lane % 2) {}
+
+    __device__ void load(const uint8_t* at, uint32_t (&words)[n_words]) const {
+        if constexpr (P::nibble) {
+#pragma unroll
+            for (int i = 0; i < 3; i++) words[i] = u32_at<true>(at + chunk + 4 * i);
+        } else {
+            words[0] = u32_at<false>(at + chunk);
+            words[1] = u16_at(at + chunk + P::single_at);
+        }
+    }
+    __device__ void decode(const uint32_t (&words)[n_words], uint32_t affine, uint32_t (&pairs)[4]) const {
+        const __half2 scale = half2_of(__byte_perm(affine, 0, 0x1010));
+        const __half2 minimum = half2_of(__byte_perm(affine, 0, 0x3232));
+        const uint32_t twos = words[P::nibble ? 2 : 0] >> (4 * h);
+        const uint32_t ones = (words[1] >> (8 * h) & 0xffu) * 0x4001u;  // bit j + 2 behind bit j
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t code = twos >> (i / 2 * 2 + i % 2 * 8) & 0x00030003u;
+            if constexpr (P::nibble) {
+                code = code << 4 | (words[i / 2] >> (4 * h + i % 2 * 8) & 0x000f000fu);
+            } else {
+                code |= (ones >> (i / 2 * 4 + i % 2) & 0x00010001u) << 2;
+            }
+            pairs[i] = bits(__hfma2(small_ints(code), scale, minimum));
+        }
+    }
+};
+template <>
+struct KeyReader<6> : TwoPlaneKeys<6> {
+    using TwoPlaneKeys<6>::TwoPlaneKeys;
+};
+template <>
+struct KeyReader<3> : TwoPlaneKeys<3> {
+    using TwoPlaneKeys<3>::TwoPlaneKeys;
+};
+
 // A lane's four channels of a unit of V, of two slots.
 template <int Bits>
 struct ValueReader {
@@ -192,6 +261,54 @@ struct ValueReader {
             channels[3] = codes.value(high >> 8, scale, minimum);
         }
     }
+};
+
+template <int Bits>
+struct TwoPlaneValues {
+    using P = Planes<Bits>;
+    static constexpr int n_words = 2;
+    int g;
+
+    __device__ explicit TwoPlaneValues(int lane) : g(lane / 4) {}
+
+    __device__ int place() const { return g / 4 * P::chunk_bytes + (P::nibble ? 4 * (g % 2) : 0); }
+    __device__ void load(const uint8_t* at, uint32_t (&words)[n_words]) const {
+        if constexpr (P::nibble) {
+            words[0] = u32_at<true>(at);
+            words[1] = u32_at<true>(at + P::pair_at - 4 * (g % 2));
+        } else {
+            words[0] = u32_at<false>(at);
+            words[1] = u16_at(at + P::single_at);
+        }
+    }
+    __device__ void decode(const uint32_t (&a)[n_words], const uint32_t (&b)[n_words], uint32_t affine_a,
+                           uint32_t affine_b, uint32_t (&channels)[4]) const {
+        const __half2 scale = half2_of(__byte_perm(affine_a, affine_b, 0x5410));
+        const __half2 minimum = half2_of(__byte_perm(affine_a, affine_b, 0x7632));
+        const int k = g % 4;
+        const uint32_t ones = a[1] | b[1] << 16;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const uint32_t halves = j < 2 ? 0x5410 : 0x7632;
+            const uint32_t low = __byte_perm(a[0], b[0], halves) >> (8 * (j % 2));
+            uint32_t code;
+            if constexpr (P::nibble) {
+                const uint32_t high = __byte_perm(a[1], b[1], halves) >> (8 * (j % 2));
+                code = (low >> (k / 2 * 4) & 0x000f000fu) | (high >> (2 * k) & 0x00030003u) << 4;
+            } else {
+                code = (low >> (2 * k) & 0x00030003u) | (ones >> (4 * k + j) & 0x00010001u) << 2;
+            }
+            channels[j] = bits(__hfma2(small_ints(code), scale, minimum));
+        }
+    }
+};
+template <>
+struct ValueReader<6> : TwoPlaneValues<6> {
+    using TwoPlaneValues<6>::TwoPlaneValues;
+};
+template <>
+struct ValueReader<3> : TwoPlaneValues<3> {
+    using TwoPlaneValues<3>::TwoPlaneValues;
 };
 
 }  // namespace lkv::cuda

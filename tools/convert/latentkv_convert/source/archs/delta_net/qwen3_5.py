@@ -1,4 +1,4 @@
-"""qwen3_5: Qwen 3.5, 3.6 and 3.8, dense (0.8B to 27B); of checkpoints that see pictures the text part."""
+"""qwen3_5: Qwen 3.5, 3.6 and 3.8, dense (0.8B to 27B)."""
 
 from __future__ import annotations
 

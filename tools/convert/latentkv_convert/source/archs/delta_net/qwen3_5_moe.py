@@ -1,5 +1,4 @@
-"""qwen3_5_moe: Qwen 3.5 and 3.6 with experts (35B-A3B and larger); of checkpoints that see pictures the text
-part."""
+"""qwen3_5_moe: Qwen 3.5 and 3.6 with experts (35B-A3B and larger)."""
 
 from __future__ import annotations
 

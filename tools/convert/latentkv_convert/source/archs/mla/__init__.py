@@ -18,7 +18,7 @@ from ....errors import ConvertError
 from ....ir import F32, Mla, ModelSpec, TensorRole
 from ... import rope
 from ...stock import Stock
-from .. import expert_keys, llama, require, warn_of_readers
+from .. import llama, require, routed, warn_of_readers
 
 ARCHITECTURE = "deepseek2"
 TINY: dict[str, Any] = {
@@ -49,8 +49,15 @@ TINY: dict[str, Any] = {
     "bos_token_id": 0,
     "eos_token_id": 1,
 }
-_GATING = {"softmax": 1, "sigmoid": 2}  # llama.cpp's numbers
-_EXPERTS = 256  # groups and shared experts that a reader takes
+STOCK_KEYS = (*routed.STOCK_KEYS, "expert_group_count")
+_SHARED = 256  # experts that a reader takes
+_FIELDS = {
+    "n_expert": "n_routed_experts",
+    "n_used": "num_experts_per_tok",
+    "width": "moe_intermediate_size",
+    "is_normed": "norm_topk_prob",
+    "scale": "routed_scaling_factor",
+}
 
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:
@@ -62,24 +69,14 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     whole = {"rope_scaling": None, "rope_parameters": None, "head_dim": mla.kv_rank, "num_key_value_heads": 1}
     spec = llama.model_spec({"rms_norm_eps": 1e-6, **config, **whole})
     positions = rope.describe(config, mla.n_rot)
-    n_dense = _dense_layers(config, spec.n_layer)
-    dense = tuple(role for role in spec.layer_tensors if role.target.startswith("ffn_"))
-    ours = (*(role for role in dense if role.kind == "vector"), *_attention(config, mla, spec.n_head))
-    maps = tuple(role for role in dense if role.kind == "weight")
-    routed = _routed(config) if n_dense < spec.n_layer else {}
+    ffn = tuple(role for role in spec.layer_tensors if role.target.startswith("ffn_"))
     spec = replace(
         spec,
         gguf_arch=ARCHITECTURE,
         mla=mla,
         n_rot=mla.n_rot,
-        block=replace(
-            spec.block,
-            ffn="experts" if routed else "gated",
-            expert_norm=bool(config.get("norm_topk_prob")) if routed else True,
-        ),
         projections={},
-        layer_tensors=(*ours, *(_expert_tensors(config) if routed else maps)),
-        dense_tensors=(*ours, *maps) if routed else (),
+        layer_tensors=(*_attention(mla, spec.n_head), *ffn),
         keys={
             **spec.keys,
             **positions.keys,
@@ -90,15 +87,17 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
             "attention.value_length_mla": mla.n_value,
             "attention.kv_lora_rank": mla.kv_rank,
             "attention.q_lora_rank": mla.q_rank,
-            "leading_dense_block_count": n_dense,
+            # of a model without experts, for stock readers
+            "leading_dense_block_count": spec.n_layer,
+            "expert_feed_forward_length": spec.keys["feed_forward_length"],
             "expert_shared_count": 0,
-            **({} if routed else {"expert_feed_forward_length": spec.keys["feed_forward_length"]}),
-            **routed,
         },
         extra_tensors=positions.tensors,
         latentkv_keys=positions.latentkv_keys,
     )
-    return _scaled(spec, mla, rope.parameters(config))
+    spec = _scaled(spec, mla, rope.parameters(config))
+    n_dense = _dense_layers(config, spec.n_layer)
+    return spec if n_dense == spec.n_layer else _with_experts(spec, config, n_dense)
 
 
 def _sizes(config: Mapping[str, Any]) -> Mla:
@@ -108,22 +107,21 @@ def _sizes(config: Mapping[str, Any]) -> Mla:
     names = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
     sizes = [int(limits.number("config.json", name, config[name], 1, 4096)) for name in names]
     q_rank = int(limits.number("config.json", "q_lora_rank", config.get("q_lora_rank") or 0, 0, 1 << 16))
-    return Mla(*sizes, q_rank)
+    kv_rank, n_rot, n_key, n_value = sizes
+    return Mla(kv_rank, n_rot, n_key, n_value, q_rank)
 
 
 def _dense_layers(config: Mapping[str, Any], n_layer: int) -> int:
     """First layers without experts."""
     first = int(config.get("first_k_dense_replace") or 0)
     kinds = config.get("mlp_layer_types") or ["dense"] * first + ["sparse"] * (n_layer - first)
-    n_dense = list(kinds).count("dense")
-    if list(kinds) != ["dense"] * n_dense + ["sparse"] * (n_layer - n_dense):
-        raise ConvertError("config.json", "layers without experts before all that have them", "others")
-    return n_dense if config.get("n_routed_experts") else n_layer
+    return routed.dense_layers(kinds) if config.get("n_routed_experts") else n_layer
 
 
-def _attention(config: Mapping[str, Any], mla: Mla, n_head: int) -> tuple[TensorRole, ...]:
+def _attention(mla: Mla, n_head: int) -> tuple[TensorRole, ...]:
     own = "self_attn"
     cut = partial(_cut, n_head, mla.n_key)
+    queries: tuple[TensorRole, ...]
     if mla.q_rank:
         queries = (
             TensorRole(f"{own}.q_a_proj.weight", "attn_q_a.weight"),
@@ -150,46 +148,31 @@ def _cut(n_head: int, n_key: int, value_side: bool, both: F32) -> F32:
     return heads[:, n_key:] if value_side else heads[:, :n_key].transpose(0, 2, 1)
 
 
-def _routed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Stock keys of experts and of how they are chosen."""
-    names = ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size")
-    limits.check_config({"num_experts": config[names[0]], names[1]: config[names[1]]})
-    n_expert, n_used, n_ff = (int(config[name]) for name in names)
-    require(config, "scoring_func", None, *_GATING)
-    scores, method = str(config["scoring_func"]), config.get("topk_method")
-    n_shared = int(
-        limits.number("config.json", "n_shared_experts", config.get("n_shared_experts") or 0, 0, _EXPERTS)
-    )
-    keys = {
-        **expert_keys(n_expert, n_used, n_ff),
-        "expert_shared_count": n_shared,
-        "expert_gating_func": _GATING[scores],
-        "expert_weights_norm": bool(config.get("norm_topk_prob")),
-        "expert_weights_scale": float(config.get("routed_scaling_factor") or 1.0),
-    }
+def _with_experts(spec: ModelSpec, config: Mapping[str, Any], n_dense: int) -> ModelSpec:
+    require(config, "scoring_func", None, *routed.GATING)
+    scores, is_sigmoid = str(config["scoring_func"]), config["scoring_func"] == "sigmoid"
+    given = config.get("n_shared_experts") or 0
+    n_shared = int(limits.number("config.json", "n_shared_experts", given, 0, _SHARED))
+    experts = routed.of_config(config, _FIELDS, shared=0, scores=scores, n_dense=n_dense)
+    names = routed.Names() if is_sigmoid else routed.Names(bias="")
+    spec = routed.with_experts(spec, replace(experts, shared=n_shared * experts.width), names)
+    keys = {**spec.keys, "expert_shared_count": n_shared, **_groups(config, experts)}
+    keys.pop("expert_shared_feed_forward_length", None)  # which stock readers count
+    return replace(spec, keys=keys)
+
+
+def _groups(config: Mapping[str, Any], experts: routed.Experts) -> dict[str, Any]:
+    """Stock keys of groups of experts, of which a token has the best ones; none where it has all."""
+    n_expert, is_softmax = experts.n_expert, experts.scores == "softmax"
     n_groups, n_chosen = (int(config.get(name) or 1) for name in ("n_group", "topk_group"))
-    if method == "greedy" or n_groups == n_chosen:
-        return keys
+    if config.get("topk_method") == "greedy" or n_groups == n_chosen:
+        return {}
     if not 1 <= n_chosen < n_groups or n_expert % n_groups or n_expert < 2 * n_groups:
         wanted = f"n_group that divides {n_expert} experts, and a topk_group below it"
         raise ConvertError("config.json", wanted, f"{n_groups} and {n_chosen}")
-    if scores == "softmax":
+    if is_softmax:
         warn_of_readers("groups of experts by the sum of their two best, for stock readers", "by their best")
-    return {**keys, "expert_group_count": n_groups, "expert_group_used_count": n_chosen}
-
-
-def _expert_tensors(config: Mapping[str, Any]) -> tuple[TensorRole, ...]:
-    maps, n_expert = ("gate", "up", "down"), int(config["n_routed_experts"])
-    roles = [TensorRole("mlp.gate.weight", "ffn_gate_inp.weight", "vector")]
-    if config["scoring_func"] == "sigmoid":
-        roles.append(TensorRole("mlp.gate.e_score_correction_bias", "exp_probs_b.bias", "vector"))
-    for name in maps:
-        source, target = f"mlp.experts.{{}}.{name}_proj.weight", f"ffn_{name}_exps.weight"
-        roles.append(TensorRole(source, target, n_expert=n_expert))
-    if config.get("n_shared_experts"):
-        shared = "mlp.shared_experts"
-        roles += [TensorRole(f"{shared}.{name}_proj.weight", f"ffn_{name}_shexp.weight") for name in maps]
-    return tuple(roles)
+    return {"expert_group_count": n_groups, "expert_group_used_count": n_chosen}
 
 
 def _yarn(config: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -274,8 +257,7 @@ def config_of(stock: Stock) -> dict[str, Any]:
     if not stock.values.get("expert_count"):
         return config
     has_bias = stock.has_in("exp_probs_b.bias", n_dense)
-    gating = stock.whole("expert_gating_func", 0, 2, 0) or _GATING["sigmoid" if has_bias else "softmax"]
-    scores = next(name for name, number in _GATING.items() if number == gating)
+    scores = routed.gating_of(stock, "sigmoid" if has_bias else "softmax")
     if has_bias != (scores == "sigmoid"):
         raise ConvertError(stock.where, "exp_probs_b beside sigmoid scores, and there alone", scores)
     return {
@@ -283,16 +265,10 @@ def config_of(stock: Stock) -> dict[str, Any]:
         "n_routed_experts": stock.whole("expert_count", 2, 4096),
         "num_experts_per_tok": stock.whole("expert_used_count", 1, 4096),
         "moe_intermediate_size": n_ff,
-        "n_shared_experts": stock.whole("expert_shared_count", 0, _EXPERTS, 0),
+        "n_shared_experts": stock.whole("expert_shared_count", 0, _SHARED, 0),
         "scoring_func": scores,
         "norm_topk_prob": bool(stock.values.get("expert_weights_norm", False)),
         "routed_scaling_factor": stock.number("expert_weights_scale", 0, 1e6, 1.0) or 1.0,
         "n_group": stock.whole("expert_group_count", 0, 4096, 1),
         "topk_group": stock.whole("expert_group_used_count", 0, 4096, 1),
     }
-
-
-STOCK_KEYS = (
-    *("expert_count", "expert_used_count", "expert_shared_count", "expert_group_count", "expert_gating_func"),
-    *("expert_weights_norm", "expert_weights_scale", "leading_dense_block_count"),
-)

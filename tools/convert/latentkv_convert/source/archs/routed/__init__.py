@@ -4,7 +4,7 @@ ones are the token's, beside one that all tokens have. The first layers may be w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .... import limits
@@ -18,6 +18,14 @@ STOCK_KEYS = (
     *("expert_count", "expert_used_count", "expert_shared_count", "expert_gating_func"),
     *("expert_weights_norm", "expert_weights_scale", "leading_dense_block_count"),
 )
+SEVERAL = {
+    "n_expert": "n_routed_experts",
+    "n_used": "num_experts_per_tok",
+    "width": "moe_intermediate_size",
+    "is_normed": "norm_topk_prob",
+    "scale": "routed_scaling_factor",
+    "n_dense": "first_k_dense_replace",
+}
 _MAPS = ("gate", "up", "down")
 
 
@@ -38,11 +46,11 @@ class Names:
     """Of a checkpoint's tensors, in a layer."""
 
     router: str = "mlp.gate.weight"
-    bias: str = (
-        "mlp.gate.e_score_correction_bias"  # of the scores by which experts are chosen; "": there is none
-    )
+    # of the scores by which experts are chosen; "": there is none
+    bias: str = "mlp.gate.e_score_correction_bias"
     each: str = "mlp.experts.{}.*_proj.weight"  # * stands for gate, up and down
     shared: str = "mlp.shared_experts.*_proj.weight"
+    maps: Mapping[str, str] = field(default_factory=dict)  # gate, up, down, where they have other names
 
 
 def with_experts(spec: ModelSpec, experts: Experts, names: Names) -> ModelSpec:
@@ -57,7 +65,11 @@ def with_experts(spec: ModelSpec, experts: Experts, names: Names) -> ModelSpec:
         roles.append(TensorRole(names.bias, "exp_probs_b.bias", "vector"))
     for name in _MAPS:
         roles.append(
-            TensorRole(names.each.replace("*", name), f"ffn_{name}_exps.weight", n_expert=experts.n_expert)
+            TensorRole(
+                names.each.replace("*", names.maps.get(name, name)),
+                f"ffn_{name}_exps.weight",
+                n_expert=experts.n_expert,
+            )
         )
         if experts.shared:
             roles.append(TensorRole(names.shared.replace("*", name), f"ffn_{name}_shexp.weight"))
@@ -83,15 +95,15 @@ def with_experts(spec: ModelSpec, experts: Experts, names: Names) -> ModelSpec:
 def of_config(config: Mapping[str, Any], fields: Mapping[str, str], **fixed: Any) -> Experts:
     """fields: name in Experts -> in the config, which has all but those in `fixed`."""
     numbers: dict[str, Any] = {}
-    for name, field in fields.items():
+    for name, of in fields.items():
         if name == "scale":
-            numbers[name] = limits.number("config.json", field, config.get(field, 1.0), *limits.SCALE)
+            numbers[name] = limits.number("config.json", of, config.get(of, 1.0), *limits.SCALE)
         elif name == "is_normed":
-            numbers[name] = bool(config.get(field, True))
+            numbers[name] = bool(config.get(of, True))
         else:
             high = {"n_expert": 4096, "n_used": 4096}.get(name, 1 << 22)
             low = {"n_expert": 2, "n_used": 1, "width": 1}.get(name, 0)
-            numbers[name] = int(limits.number("config.json", field, config[field], low, high))
+            numbers[name] = int(limits.number("config.json", of, config[of], low, high))
     return Experts(**{**numbers, **fixed})
 
 
@@ -104,7 +116,7 @@ def of_stock(stock: Stock, fields: Mapping[str, str]) -> dict[str, Any]:
         "n_expert": stock.whole("expert_count", 2, 4096),
         "n_used": stock.whole("expert_used_count", 1, 4096),
         "width": width,
-        "shared": stock.whole("expert_shared_feed_forward_length", 1, 1 << 22, n_shared * width),
+        "shared": stock.whole("expert_shared_feed_forward_length", 0, 1 << 22, n_shared * width),
         "is_normed": bool(stock.values.get("expert_weights_norm", True)),
         "scale": stock.number("expert_weights_scale", 0, limits.SCALE[1], 0.0) or 1.0,
         "n_dense": stock.whole("leading_dense_block_count", 0, 4096, 0),
@@ -112,12 +124,37 @@ def of_stock(stock: Stock, fields: Mapping[str, str]) -> dict[str, Any]:
     for name, usual in (("is_normed", True), ("scale", 1.0), ("n_dense", 0), ("shared", 0)):
         if name not in fields and found[name] != usual:
             raise ConvertError(stock.where, f"routed experts with {name} {usual}", str(found[name]))
-    return {field: found[name] for name, field in fields.items()}
+    return {of: found[name] for name, of in fields.items()}
+
+
+def shared_of_several(config: Mapping[str, Any], spec: ModelSpec) -> ModelSpec:
+    """With experts as DeepSeek's configs describe them: the shared one is as wide as n_shared_experts."""
+    experts = of_config(config, SEVERAL)
+    n_shared = int(
+        limits.number("config.json", "n_shared_experts", config.get("n_shared_experts") or 0, 0, 256)
+    )
+    spec = with_experts(spec, replace(experts, shared=n_shared * experts.width), Names())
+    return replace(spec, keys={**spec.keys, "expert_shared_count": n_shared})
+
+
+def several_of_stock(stock: Stock) -> dict[str, Any]:
+    """The same config's fields of a GGUF."""
+    found = of_stock(stock, {**SEVERAL, "shared": "shared"})
+    return found | {"n_shared_experts": found.pop("shared") // found["moe_intermediate_size"]}
 
 
 def gating_of(stock: Stock, usual: str) -> str:
+    """softmax or sigmoid: how a GGUF's router makes scores. usual: where it does not say."""
     number = stock.whole("expert_gating_func", 0, 2, 0) or GATING[usual]
     return next(name for name, other in GATING.items() if other == number)
+
+
+def require_sigmoid(stock: Stock) -> None:
+    """Raises:
+    ConvertError: a GGUF whose scores are others.
+    """
+    if (gating := gating_of(stock, "sigmoid")) != "sigmoid":
+        raise ConvertError(stock.where, "expert_gating_func 2 (sigmoid)", f"{GATING[gating]} ({gating})")
 
 
 def dense_layers(kinds: Sequence[str]) -> int:

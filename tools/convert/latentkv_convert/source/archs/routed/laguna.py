@@ -20,12 +20,12 @@ from .. import (
     layer_types,
     llama,
     local_layers,
-    qwen3,
     require,
     ropes_by_kind,
     routed,
     warn_of_readers,
 )
+from ..qwen import qwen3
 
 STOCK_KEYS = routed.STOCK_KEYS
 TINY: dict[str, Any] = {
@@ -166,8 +166,7 @@ def config_of(stock: Stock) -> dict[str, Any]:
     local_base = stock.number("rope.freq_base_swa", *limits.ROPE_BASE, default=sizes[0]["rope_theta"])
     found = routed.of_stock(stock, {**_FIELDS, "n_dense": "n_dense"})
     n_dense = found.pop("n_dense")
-    if routed.gating_of(stock, "sigmoid") != "sigmoid":
-        raise ConvertError(stock.where, "expert_gating_func 2 (sigmoid)", "1 (softmax)")
+    routed.require_sigmoid(stock)
     return {
         **sizes[0],
         **found,

@@ -1,0 +1,72 @@
+"""glm4_moe: GLM-4.5, 4.6 and 4.7 with experts (106B-A12B, 355B-A32B).
+
+Llama's block with biases on Q, K and V, norms on query and key heads in the larger model, RoPE on half a
+head, and experts in all but the first layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ....errors import ConvertError
+from ....ir import ModelSpec, TensorRole
+from ... import rope
+from ...stock import Stock
+from .. import llama, require, routed, seed_oss
+
+ARCHITECTURE = "glm4moe"
+STOCK_KEYS = routed.STOCK_KEYS
+TINY: dict[str, Any] = {
+    **llama.TINY,
+    "architectures": ["Glm4MoeForCausalLM"],
+    "model_type": "glm4_moe",
+    "attention_bias": True,
+    "use_qk_norm": True,
+    "partial_rotary_factor": 0.5,
+    "n_routed_experts": 6,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 64,
+    "routed_scaling_factor": 1.8,
+    "norm_topk_prob": True,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+
+
+def model_spec(config: Mapping[str, Any]) -> ModelSpec:
+    require(config, "n_group", 1, 1)
+    config = {"first_k_dense_replace": 1, "rms_norm_eps": 1e-5, **config}
+    whole = {"rope_scaling": None, "rope_parameters": None, "mlp_bias": False}
+    spec = llama.model_spec({**config, **whole})
+    share = rope.parameters(config).get("partial_rotary_factor", config.get("partial_rotary_factor", 0.5))
+    n_rot = int(spec.head_dim * float(share))
+    positions = rope.describe(config, n_rot)
+    norms = tuple(
+        TensorRole(f"self_attn.{side}_norm.weight", f"attn_{side}_norm.weight", "vector") for side in "qk"
+    )
+    spec = replace(
+        spec,
+        gguf_arch="glm4moe",
+        n_rot=n_rot,
+        block=replace(spec.block, rope_pairing="neox"),
+        layer_tensors=(
+            *seed_oss.with_post_norm(spec, {"attn_output.bias"}),
+            *(norms if config.get("use_qk_norm") else ()),
+        ),
+        keys={**spec.keys, **positions.keys},
+        extra_tensors=positions.tensors,
+        latentkv_keys=positions.latentkv_keys,
+    )
+    return routed.shared_of_several(config, spec)
+
+
+def config_of(stock: Stock) -> dict[str, Any]:
+    """config.json, as far as the file's tensors depend on it."""
+    if any(stock.values.get("rope.dimension_sections") or ()):
+        raise ConvertError(stock.where, "one position a token", "rope.dimension_sections of several")
+    routed.require_sigmoid(stock)
+    has_norms = stock.has("attn_q_norm.weight")
+    return {**llama.config_of(stock), **routed.several_of_stock(stock), "use_qk_norm": has_norms}
