@@ -92,7 +92,6 @@ int Model::count_wanted_gpus() {
 }
 
 std::string Model::gpu_obstacle() const {
-    if (hparams_.shares_rows()) return "some read the K and V of others";
     return hparams_.has_mla() ? "no kernel takes rows that are keys and values in one (MLA)" : "";
 }
 
@@ -103,8 +102,10 @@ void Model::place_weights() {
         fail("-ngl", "expected all layers on the CPU (-ngl 0), as ", gpu_obstacle(), "; got ",
              options_.gpu.n_gpu_layers);
     }
-    if (!on_one_device() && hparams_.n_embd_layer > 0) {
-        fail("-ngl", "expected all layers on one device, as tokens bring numbers to each; got ", runs_text(runs_));
+    if (!on_one_device() && (hparams_.shares_rows() || hparams_.n_embd_layer > 0)) {
+        const char* const why =
+            hparams_.shares_rows() ? "some read the K and V of others" : "tokens bring numbers to each";
+        fail("-ngl", "expected all layers on one device, as ", why, "; got ", runs_text(runs_));
     }
     const auto n_host = static_cast<size_t>(n_host_layers());
     if (!describe_only()) interleaved_ = interleave(std::span(layers_).first(n_host));

@@ -146,9 +146,9 @@ std::vector<Branches> find_branches(ggml_cgraph* graph) {
         if (!is_attention(node)) {
             continue;
         }
-        const std::optional<Branches> layer = branches_of(graph, begin, customs.at(node->src[1]), i);
-        if (layer) {
-            layers.push_back(*layer);
+        // a layer that reads another's rows makes no K and V beside its queries
+        if (const int store = customs.at(node->src[1]); store >= begin) {
+            if (const std::optional<Branches> layer = branches_of(graph, begin, store, i)) layers.push_back(*layer);
         }
         begin = i + 1;
     }

@@ -66,6 +66,8 @@ struct Shape {
     bool of_keys = false;
     bool one_row = false;  // and no rows of K
     bool gated = false;    // queries grow with their position, odd layers have more of them, and each head has a gate
+    // The second half of the layers reads the K and V of the first, and tokens bring numbers to each layer.
+    bool shares = false;
 
     Shape at(int layer) const {
         Shape own = *this;
@@ -76,6 +78,7 @@ struct Shape {
     int n_head(int layer) const { return n_kv * (gated && layer % 2 == 1 ? 3 : rep); }
     // Groups of a layer that have rows of K or V.
     int n_groups(const char* path, bool value_side, int layer) const {
+        if (shares && layer >= n_layer / 2) return 0;
         if ((hybrid && layer % 2 == 0) || (one_row && !value_side && layer % 2 == 1)) return 0;
         return n_kv / (std::string(path) == "full" ? 1 : group);
     }
@@ -127,7 +130,10 @@ constexpr Shape shapes[] = {
     {"rotated", "latent", 64, 2, 96, 6, Shape::random, false, 0, false, 0.0F, false, 2, false, false, false, true},
     {"rebuild", "latent", 128, 2, 128, 4, Shape::random, true, 0, false, 0.0F, false, 2, false, false, false, true},
     {"full", "full", 64, 1, 64, 1, Shape::no, true, 0, false, 0.0F, false, 2, false, false, false, true},
+    {"full", "full", 64, 1, 64, 1, Shape::no, true, 0, false, 0.0F, false, 4, false, false, false, false, true},
+    {"full", "full", 256, 1, 256, 1, Shape::no, false, 0, false, 0.0F, false, 4, false, false, false, false, true},
 };
+constexpr int n_brought = 16;  // numbers that a token brings to a layer
 
 // Shapes that run on both devices together, too: of every path, one with windows.
 bool splits(const Shape& shape) {
@@ -155,6 +161,10 @@ public:
         number(arch + "attention.head_count_kv", n_kv);
         number(arch + "attention.key_length", shape.at(1).head_dim);
         if (shape.of_keys) number(arch + "attention.key_length_swa", shape.head_dim);
+        if (shape.shares) {
+            number(arch + "attention.shared_kv_layers", shape.n_layer / 2);
+            number(arch + "embedding_length_per_layer_input", n_brought);
+        }
         number("latentkv.version", 1);
         number("latentkv.regions.sink", 4);
         number("latentkv.regions.recent", 32);
@@ -334,6 +344,11 @@ private:
         const int64_t all_ranks = int64_t{n_kv / all.group} * all.rank;
         tensor("token_embd.weight", {n_embd, n_vocab}, 1.0);
         tensor("output_norm.weight", {n_embd}, 0.1, 1.0F);
+        if (all.shares) {
+            tensor("per_layer_token_embd.weight", {int64_t{n_brought} * all.n_layer, n_vocab}, 1.0);
+            product("per_layer_model_proj.weight", n_embd, int64_t{n_brought} * all.n_layer);
+            tensor("per_layer_proj_norm.weight", {n_brought}, 0.1, 1.0F);
+        }
         for (int il = 0; il < all.n_layer; il++) {
             const Shape s = all.at(il);
             const int64_t w = n_kv * s.head_dim;
@@ -346,6 +361,11 @@ private:
             if (s.unlike) tensor(blk + "post_attention_norm.weight", {n_embd}, 0.1, 1.0F);
             if (s.unlike) tensor(blk + "post_ffw_norm.weight", {n_embd}, 0.1, 1.0F);
             ffn(blk, s.n_expert);
+            if (s.shares) {
+                product(blk + "inp_gate.weight", n_embd, n_brought);
+                product(blk + "proj.weight", n_brought, n_embd);
+                tensor(blk + "post_norm.weight", {n_embd}, 0.1, 1.0F);
+            }
             if (s.hybrid && il % 2 == 0) {
                 delta_net(blk);
                 continue;
@@ -355,6 +375,7 @@ private:
             product(blk + "attn_output.weight", wq, n_embd);
             if (s.gated) product(blk + "attn_gate.weight", n_embd, s.n_head(il));
             if (s.sinks) tensor(blk + "attn_sinks.weight", {s.n_head(il)}, 1.0, 3.0F);
+            if (s.shares && il >= s.n_layer / 2) continue;
             const std::string k_path = s.k_path;
             const bool encoded = s.encoded != Shape::no;
             if (k_path == "rebuild" && !encoded) {
@@ -501,6 +522,17 @@ std::vector<float> decode(const File& file, const lkv::SessionOptions& options, 
         logits.resize(logits.size() + n_vocab);
         session.decode(tokens, pos, seq, output, logits.data() + logits.size() - n_vocab);
     };
+    // Two of three guesses are taken back.
+    const auto run_guesses = [&] {
+        int32_t& end = length[0];
+        const std::vector<int32_t> tokens = {5, 6, 7, 8}, pos = {end, end + 1, end + 2, end + 3}, seq(4, 0);
+        const std::vector<uint8_t> output(4, 1);
+        std::vector<float> all(4 * n_vocab);
+        session.decode(tokens, pos, seq, output, [&](size_t) { return all.data(); }, {}, 3);
+        end += 2;
+        CHECK(session.cache().remove(0, {end}));
+        run(1, {0});
+    };
     if (options.prefill == "lazy") {
         run(prompt, {1, 0});
     } else {
@@ -511,6 +543,7 @@ std::vector<float> decode(const File& file, const lkv::SessionOptions& options, 
     run(1, {0});
     run(9, {1});
     run(6, {0, 1});
+    if (options.n_guesses > 0) run_guesses();
     if (session.cache().states().is_used()) {
         for (const int s : {0, 1}) {
             int32_t& end = length[static_cast<size_t>(s)];
@@ -781,7 +814,8 @@ int across(bool thorough) {
     Across encoded(shapes[2], 1, steps);
     Across full(shapes[7], 2, steps);
     Across ring(shapes[27], 3, steps);
-    Across hybrid(shapes[std::size(shapes) - 2], 4, steps);
+    Across hybrid(*std::find_if(std::begin(shapes), std::end(shapes), [](const Shape& s) { return s.hybrid; }), 4,
+                  steps);
     ring.two_and_one();
     ring.evicting();
     full.behind_the_cpu();
@@ -916,6 +950,7 @@ int main(int argc, char** argv) {
         none.options.n_seq_max = 2;
         none.options.n_threads = 1;
         none.options.sink = none.options.recent = 0;
+        none.options.n_guesses = shape.hybrid ? 3 : 0;
         compare(file, none);
         // ubatches longer than what the recent region takes at once; of the same format everywhere, as the GPU attends to exact rows where
         // the CPU does to those that it has settled

@@ -36,7 +36,17 @@ def test_logits_equal_transformers(
     assert distance(session(model).decode(IDS, output="all"), expected) < 1e-4
     assert distance(session(model, implementation="reference").decode(IDS, output="all"), expected) < 1e-4
     assert distance(step_by_step(model, IDS, 100), expected[99:]) < 1e-4
-    options = ("--kv-budget", "100%", "--calib", str(calib), "--calib-tokens", "256", "--calib-window", "64")
+    options = (
+        "--kv-budget",
+        "100%",
+        "--calib",
+        str(calib),
+        "--calib-tokens",
+        "256",
+        "--calib-window",
+        "64",
+        "--quick",
+    )
     latent = run(
         directory, tmp_path / "latent.gguf", "--prefer", how, "--sink", "0", "--recent", "0", *options
     )

@@ -13,7 +13,8 @@ from typing import Any
 from ... import limits
 from ...ir import ModelSpec
 from ..stock import Stock
-from . import every_second, gemma3_text, layer_types, llama, require
+from . import every_second, layer_types, llama, require
+from .with_pictures import gemma3_text
 
 STOCK_KEYS = ("attn_logit_softcapping", "final_logit_softcapping")
 _THEIRS = ("rope_scaling", "rope_local_base_freq", "layer_types")

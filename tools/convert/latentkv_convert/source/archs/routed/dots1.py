@@ -11,8 +11,7 @@ from typing import Any
 from ....errors import ConvertError
 from ....ir import ModelSpec
 from ...stock import Stock
-from .. import llama, local_layers, require, routed
-from ..qwen import qwen3
+from .. import llama, local_layers, qwen3, require, routed
 
 STOCK_KEYS = routed.STOCK_KEYS
 TINY: dict[str, Any] = {

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ... import limits
-from ...errors import ConvertError
-from ...ir import ModelSpec
-from ..stock import Stock
-from . import llama, mistral
+from .... import limits
+from ....errors import ConvertError
+from ....ir import ModelSpec
+from ...stock import Stock
+from .. import llama, mistral
 
 STOCK_KEYS = ("attention.temperature_scale",)
 TEXT_PREFIX = "model.language_model"

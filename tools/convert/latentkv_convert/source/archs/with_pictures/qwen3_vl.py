@@ -9,7 +9,8 @@ from typing import Any
 
 from ....ir import ModelSpec
 from ...stock import Stock
-from . import qwen2_vl, qwen3
+from .. import qwen3
+from . import qwen2_vl
 
 ARCHITECTURE = "qwen3vl"
 TEXT_PREFIX = qwen2_vl.TEXT_PREFIX

@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from ... import limits
-from ...errors import ConvertError
-from ...ir import F32, HeadShape, ModelSpec, TensorRole
-from ..stock import Stock
-from . import FULL, LOCAL, expert_keys, gemma3_text, layer_types, llama, local_layers, require, ropes_by_kind
+from .... import limits
+from ....errors import ConvertError
+from ....ir import F32, HeadShape, ModelSpec, TensorRole
+from ...stock import Stock
+from .. import FULL, LOCAL, expert_keys, layer_types, llama, local_layers, require, ropes_by_kind
+from . import gemma3_text
 
 STOCK_KEYS = ("final_logit_softcapping", "expert_count", "expert_used_count")
 TEXT_PREFIX = "model.language_model"

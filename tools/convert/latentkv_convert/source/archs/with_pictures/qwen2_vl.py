@@ -11,7 +11,7 @@ from typing import Any
 from ....errors import ConvertError
 from ....ir import ModelSpec
 from ...stock import Stock
-from . import qwen2
+from .. import qwen2
 
 ARCHITECTURE = "qwen2vl"
 TEXT_PREFIX = "model.language_model"

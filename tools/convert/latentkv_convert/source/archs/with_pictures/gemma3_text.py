@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from ... import limits
-from ...ir import F32, ModelSpec, TensorRole
-from ..stock import Stock
-from . import FULL, LOCAL, layer_types, llama, local_layers, require, ropes_by_kind, warn_of_readers
+from .... import limits
+from ....ir import F32, ModelSpec, TensorRole
+from ...stock import Stock
+from .. import FULL, LOCAL, layer_types, llama, local_layers, require, ropes_by_kind, warn_of_readers
 
 ARCHITECTURE = "gemma3"
 TEXT_PREFIX = "model.language_model"

@@ -10,7 +10,8 @@ from typing import Any
 
 from ....ir import F32, ModelSpec, TensorRole
 from ...stock import Stock
-from . import qwen2_vl, qwen3_moe
+from .. import qwen3_moe
+from . import qwen2_vl
 
 ARCHITECTURE = "qwen3vlmoe"
 STOCK_KEYS = qwen3_moe.STOCK_KEYS

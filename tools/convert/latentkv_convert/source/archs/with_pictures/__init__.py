@@ -1,0 +1,1 @@
+"""Architectures whose checkpoints see pictures, as most of them are published: their text part."""
