@@ -20,7 +20,14 @@ using lkv::test::Perturb;
 using lkv::test::query_weights;
 using lkv::test::relative_error;
 
-constexpr double tolerance = 1.2e-3;  // rows are rounded to f16, and so are factors of rebuilt keys
+constexpr double rounded_tolerance = 1.2e-3;  // rows are rounded to f16, and so are factors of rebuilt keys
+constexpr double scaled_tolerance = 4e-3;     // and the offset of codes that a row's scale makes (test_cuda_attn.cpp)
+
+double tolerance_of(const lkv::LatentAttnParams& p) {
+    bool is_scaled = false;
+    for (int r = 0; r < p.n_regions; r++) is_scaled = is_scaled || lkv::has_row_scale(p.regions[r].k);
+    return is_scaled ? scaled_tolerance : rounded_tolerance;
+}
 constexpr int layer = 3;
 
 // Masses of problems with one softmax. n_parts: 0: as planned
@@ -67,6 +74,7 @@ std::vector<float> run(std::span<AttnCase*> cases, const std::vector<lkv::QueryW
 
 void compare(const AttnShape& shape) {
     AttnCase c(shape);
+    const double tolerance = tolerance_of(c.params);
     std::array cases{&c};
     for (const bool has_noise : {false, true}) {
         const std::vector<lkv::QueryWeight> weights = query_weights(c.params.n_tokens, has_noise);
