@@ -74,7 +74,9 @@ def test_fused_equals_the_reference_expression(file: str, kv: str, request: pyte
     fused, stock = (
         session(m, kv=kv, implementation=name).decode(ids, output="all") for name in ("fused", "reference")
     )
-    assert distance(fused, stock) < {"f32": 1e-5, "f16": 1e-3, "q8": 5e-3, "q8_0": 5e-3, "n8": 1e-2}.get(kv, 5e-2)
+    assert distance(fused, stock) < {"f32": 1e-5, "f16": 1e-3, "q8": 5e-3, "q8_0": 5e-3, "n8": 1e-2}.get(
+        kv, 5e-2
+    )
 
 
 def test_what_ran_is_said(plain: Any) -> None:

@@ -224,7 +224,10 @@ def test_a_plan_must_fit_the_file(master: Any) -> None:
         (own["k_plan"][:-1], r"^\[k_plan\] expected an array of \d+ entries"),
         (["none", *own["k_plan"][1:]], r"^\[k_plan\] expected only trailing segments dropped"),
         (["q9", *own["k_plan"][1:]], r"^\[k_plan\] expected known row formats .* got 'q9'"),
-        (["n4", *own["k_plan"][1:]], r"^\[k_plan\] expected formats n8 … n1 throughout a row, or none of them; got n4 and "),
+        (
+            ["n4", *own["k_plan"][1:]],
+            r"^\[k_plan\] expected formats n8 … n1 throughout a row, or none of them; got n4 and ",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             session(master, k_plan=plan)

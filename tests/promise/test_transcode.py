@@ -89,7 +89,9 @@ def test_up_nothing_is_lost_again(plain: Any, options: dict[str, Any]) -> None:
     restored, lost = into(state, plain, kv="f32", **windows)
     assert "what they had lost stays lost" in lost
     # queries meet codes of 4 bits as bytes, and f32 rows in full
-    rounded = 0.1 * distance(next_logits(lazy(plain, kv="f32")), want) if options.get("kv") in ("q4", "n4") else 0
+    rounded = (
+        0.1 * distance(next_logits(lazy(plain, kv="f32")), want) if options.get("kv") in ("q4", "n4") else 0
+    )
     assert distance(next_logits(restored), want) < 2 * EXACT + rounded
 
 

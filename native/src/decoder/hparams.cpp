@@ -201,7 +201,8 @@ HParams read_hparams(const GgufFile& file) {
     h.norm_eps = read_float(file, dot + epsilon, 0.0F, 1.0F, 1e-5F);
     h.temperature_scale = read_float(file, dot + "attention.temperature_scale", 0.0F, 1e3F, 0.0F);
     if (h.temperature_scale > 0.0F) {
-        h.temperature_length = need("rope.scaling.original_context_length", 1, 1 << 30);
+        const char* const own = "attention.temperature_length";
+        h.temperature_length = need(of_layers(own) ? own : "rope.scaling.original_context_length", 1, 1 << 30);
     }
     h.clamp_kqv = read_float(file, dot + "attention.clamp_kqv", 0.0F, 1e6F, 0.0F);
     h.max_alibi_bias = read_float(file, dot + "attention.max_alibi_bias", 0.0F, 1e6F, 0.0F);

@@ -21,6 +21,11 @@ ggml_tensor* Projections::rope(ggml_tensor* x, int il) const {
                          h_.heads_of(il).n_rot, mode, 0, rope.base, 1.0F, 0.0F, rope.mscale, 32.0F, 1.0F);
 }
 
+ggml_tensor* Projections::tempered(ggml_tensor* q) const {
+    if (temperatures_ == nullptr) return q;
+    return ops_.held(ggml_mul(ctx_, q, ggml_reshape_3d(ctx_, temperatures_, 1, 1, temperatures_->ne[0])));
+}
+
 ggml_tensor* Projections::project(ggml_tensor* q, const LayerWeights& layer) const {
     // heads of one KV head share its E_q
     return ops_.held(swapped(ctx_, ops_.held(ggml_mul_mat(ctx_, layer.attn_q_e, ops_.held(swapped(ctx_, q))))));
@@ -98,9 +103,7 @@ Heads Projections::heads(ggml_tensor* x, int il) const {
     if (layer.attn_q_norm != nullptr) {
         found.q = ops_.norm(found.q, layer.attn_q_norm, nullptr);
     }
-    if (temperatures_ != nullptr) {
-        found.q = ops_.held(ggml_mul(ctx_, found.q, ggml_reshape_3d(ctx_, temperatures_, 1, 1, temperatures_->ne[0])));
-    }
+    found.q = tempered(found.q);
     found.q = ops_.held(rope(found.q, il));
     if (found.k != nullptr && !raw) {
         found.k = finished(found.k, il);
@@ -199,7 +202,7 @@ Heads Projections::mla_heads(ggml_tensor* x, const LayerWeights& layer, const La
     latent = with_bias(latent, layer.attn_v_e_bias);
     if (spec.v_path == VPath::latent) latent = ops_.linear(latent, layer.attn_v_e, nullptr);
     Heads found;
-    found.q = ggml_concat(ctx_, q_rot, absorbed, 0);
+    found.q = tempered(ggml_concat(ctx_, q_rot, absorbed, 0));
     found.v = ggml_concat(ctx_, k_rot, latent, 0);
     return found;
 }

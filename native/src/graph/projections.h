@@ -53,6 +53,8 @@ public:
 private:
     Heads packed(ggml_tensor* x, const LayerWeights& layer, const HeadShape& shape) const;
     Heads mla_heads(ggml_tensor* x, const LayerWeights& layer, const LayerCacheSpec& spec, int il) const;
+    // Queries [.., n_head, n_tokens] times what their positions make of them.
+    ggml_tensor* tempered(ggml_tensor* q) const;
     void cut_gate(ggml_tensor* both, const HeadShape& shape, Heads& heads) const;
     Heads apart(ggml_tensor* x, const LayerWeights& layer, const LayerCacheSpec& spec, const HeadShape& shape) const;
     // x [head_dim, heads, n_tokens], bias [head_dim·heads] or null

@@ -141,6 +141,11 @@ std::vector<AttnShape> shapes(int depth) {
         s.v_rows = {{{{Format::n4, 32}, {Format::n2, 32}}}};
         s.name = tokens + "the same, scaled by the row";
         all.push_back(s);
+        s.k_ranks = s.v_ranks = {192};
+        s.k_rows = {{{{Format::n6, 32}, {Format::n4, 32}, {Format::n3, 32}, {Format::n2, 32}, {Format::n1, 64}}}};
+        s.v_rows = {{{{Format::n6, 32}, {Format::n3, 32}, {Format::n2, 32}, {Format::n1, 96}}}};
+        s.name = tokens + "192/192 of 192, a converter's plan";
+        all.push_back(s);
         AttnShape full = s;
         full.k_group = full.v_group = 1;
         full.k_ranks = full.v_ranks = {};

@@ -212,6 +212,17 @@ def test_keys_that_contradict_the_tensors(
         GgufSource(bad)
 
 
+def test_queries_that_grow_with_their_positions(dense: Path, tmp_path: Path) -> None:
+    """Mistral Large 3: by a key of their own they do so after so many tokens."""
+    keys = {"deepseek2.attention.temperature_scale": 0.5, "deepseek2.attention.temperature_length": 64}
+    grows = core.Model(str(rewritten(dense, tmp_path / "grows.gguf", keys=keys)))
+    expected = session(core.Model(str(dense))).decode(token_ids(), output="all")
+    for implementation in ("fused", "reference"):
+        found = session(grows, implementation=implementation).decode(token_ids(), output="all")
+        assert distance(found[:64], expected[:64]) < 1e-5
+        assert distance(found[64:], expected[64:]) > 1e-2
+
+
 def test_older_files(stock: Path, tmp_path: Path) -> None:
     """One tensor with both factors, and heads as wide as they are without absorbing them."""
     both = {f"blk.{n}.attn_kv_b.weight": np.ones((224, 64), np.float32) for n in range(3)}

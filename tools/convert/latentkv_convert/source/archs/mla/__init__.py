@@ -107,7 +107,8 @@ def _sizes(config: Mapping[str, Any]) -> Mla:
     names = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
     sizes = [int(limits.number("config.json", name, config[name], 1, 4096)) for name in names]
     q_rank = int(limits.number("config.json", "q_lora_rank", config.get("q_lora_rank") or 0, 0, 1 << 16))
-    return Mla(*sizes, q_rank)
+    kv_rank, n_rot, n_key, n_value = sizes
+    return Mla(kv_rank, n_rot, n_key, n_value, q_rank)
 
 
 def _dense_layers(config: Mapping[str, Any], n_layer: int) -> int:
@@ -120,6 +121,7 @@ def _dense_layers(config: Mapping[str, Any], n_layer: int) -> int:
 def _attention(mla: Mla, n_head: int) -> tuple[TensorRole, ...]:
     own = "self_attn"
     cut = partial(_cut, n_head, mla.n_key)
+    queries: tuple[TensorRole, ...]
     if mla.q_rank:
         queries = (
             TensorRole(f"{own}.q_a_proj.weight", "attn_q_a.weight"),

@@ -46,7 +46,8 @@ class Names:
     """Of a checkpoint's tensors, in a layer."""
 
     router: str = "mlp.gate.weight"
-    bias: str = "mlp.gate.e_score_correction_bias"  # of the scores by which experts are chosen
+    # of the scores by which experts are chosen; "": there is none
+    bias: str = "mlp.gate.e_score_correction_bias"
     each: str = "mlp.experts.{}.*_proj.weight"  # * stands for gate, up and down
     shared: str = "mlp.shared_experts.*_proj.weight"
     maps: Mapping[str, str] = field(default_factory=dict)  # gate, up, down, where they have other names
@@ -59,10 +60,9 @@ def with_experts(spec: ModelSpec, experts: Experts, names: Names) -> ModelSpec:
         raise ConvertError("config.json", expected, f"{experts.n_dense} without them")
     maps = {f"ffn_{name}.weight" for name in _MAPS}
     others = tuple(role for role in spec.layer_tensors if role.target not in maps)
-    roles = [
-        TensorRole(names.router, "ffn_gate_inp.weight", "vector"),
-        TensorRole(names.bias, "exp_probs_b.bias", "vector"),
-    ]
+    roles = [TensorRole(names.router, "ffn_gate_inp.weight", "vector")]
+    if names.bias:
+        roles.append(TensorRole(names.bias, "exp_probs_b.bias", "vector"))
     for name in _MAPS:
         roles.append(
             TensorRole(
@@ -116,7 +116,7 @@ def of_stock(stock: Stock, fields: Mapping[str, str]) -> dict[str, Any]:
         "n_expert": stock.whole("expert_count", 2, 4096),
         "n_used": stock.whole("expert_used_count", 1, 4096),
         "width": width,
-        "shared": stock.whole("expert_shared_feed_forward_length", 1, 1 << 22, n_shared * width),
+        "shared": stock.whole("expert_shared_feed_forward_length", 0, 1 << 22, n_shared * width),
         "is_normed": bool(stock.values.get("expert_weights_norm", True)),
         "scale": stock.number("expert_weights_scale", 0, limits.SCALE[1], 0.0) or 1.0,
         "n_dense": stock.whole("leading_dense_block_count", 0, 4096, 0),
@@ -143,13 +143,18 @@ def several_of_stock(stock: Stock) -> dict[str, Any]:
     return found | {"n_shared_experts": found.pop("shared") // found["moe_intermediate_size"]}
 
 
+def gating_of(stock: Stock, usual: str) -> str:
+    """softmax or sigmoid: how a GGUF's router makes scores. usual: where it does not say."""
+    number = stock.whole("expert_gating_func", 0, 2, 0) or GATING[usual]
+    return next(name for name, other in GATING.items() if other == number)
+
+
 def require_sigmoid(stock: Stock) -> None:
     """Raises:
     ConvertError: a GGUF whose scores are others.
     """
-    number = stock.whole("expert_gating_func", 0, 2, 0)
-    if number not in (0, GATING["sigmoid"]):
-        raise ConvertError(stock.where, "expert_gating_func 2 (sigmoid)", str(number))
+    if (gating := gating_of(stock, "sigmoid")) != "sigmoid":
+        raise ConvertError(stock.where, "expert_gating_func 2 (sigmoid)", f"{GATING[gating]} ({gating})")
 
 
 def dense_layers(kinds: Sequence[str]) -> int:

@@ -11,7 +11,8 @@ from typing import Any
 from ....errors import ConvertError
 from ....ir import ModelSpec
 from ...stock import Stock
-from .. import llama, local_layers, qwen3, require, routed
+from .. import llama, local_layers, require, routed
+from ..qwen import qwen3
 
 STOCK_KEYS = routed.STOCK_KEYS
 TINY: dict[str, Any] = {

@@ -20,12 +20,12 @@ from .. import (
     layer_types,
     llama,
     local_layers,
-    qwen3,
     require,
     ropes_by_kind,
     routed,
     warn_of_readers,
 )
+from ..qwen import qwen3
 
 STOCK_KEYS = routed.STOCK_KEYS
 TINY: dict[str, Any] = {

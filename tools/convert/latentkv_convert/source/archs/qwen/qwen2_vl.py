@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...errors import ConvertError
-from ...ir import ModelSpec
-from ..stock import Stock
+from ....errors import ConvertError
+from ....ir import ModelSpec
+from ...stock import Stock
 from . import qwen2
 
 ARCHITECTURE = "qwen2vl"

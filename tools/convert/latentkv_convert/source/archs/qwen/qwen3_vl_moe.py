@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...ir import F32, ModelSpec, TensorRole
-from ..stock import Stock
+from ....ir import F32, ModelSpec, TensorRole
+from ...stock import Stock
 from . import qwen2_vl, qwen3_moe
 
 ARCHITECTURE = "qwen3vlmoe"

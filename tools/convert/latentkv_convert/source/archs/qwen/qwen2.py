@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...errors import ConvertError
-from ...ir import ModelSpec, TensorRole
-from ..stock import Stock
-from . import llama, window_keys
+from ....errors import ConvertError
+from ....ir import ModelSpec, TensorRole
+from ...stock import Stock
+from .. import llama, window_keys
 
 TINY: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...ir import ModelSpec, TensorRole
-from ..stock import Stock
-from . import llama, qwen2, window_keys
+from ....ir import ModelSpec, TensorRole
+from ...stock import Stock
+from .. import llama, window_keys
+from . import qwen2
 
 TINY: dict[str, Any] = {
     **qwen2.TINY,

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...ir import ModelSpec
-from ..stock import Stock
+from ....ir import ModelSpec
+from ...stock import Stock
 from . import qwen2_vl, qwen3
 
 ARCHITECTURE = "qwen3vl"
