@@ -4,7 +4,7 @@
 
 MODEL is a name of bench/inputs/real_models.py or a GGUF. For every budget a file of either kind, weights in
 f16, and its divergence from f16 rows: first halves of windows are a prompt, second halves are decoded token
-by token. Every file's row is written to bench/results/row-scales-NAME.json when it is measured; the same
+by token. Every file's row is written to bench/results/rows/row-scales-NAME.json when it is measured; the same
 command goes on where it was stopped.
 """
 
@@ -88,7 +88,7 @@ class Scales:
         }
 
     def run(self) -> None:
-        result = self.args.out or RESULTS / f"row-scales-{self.name}.json"
+        result = self.args.out or RESULTS / "rows" / f"row-scales-{self.name}.json"
         rows = record.finished(result, self.command(), self.args.restart)
         plain = self.convert("plain", "--method", "none")
         if not self.logits.exists():
@@ -133,7 +133,7 @@ def main() -> int:
     parser.add_argument("-c", "--ctx-size", type=int, default=1024)
     parser.add_argument("--chunks", type=int, default=4, help="windows (default 4)")
     parser.add_argument("--work", type=Path, default=Path("build/row-scales"), help="where files go")
-    parser.add_argument("--out", type=Path, help="default: bench/results/row-scales-NAME.json")
+    parser.add_argument("--out", type=Path, help="default: bench/results/rows/row-scales-NAME.json")
     parser.add_argument("-t", "--threads", type=int, default=0)
     parser.add_argument("--restart", action="store_true", help="forget finished rows")
     Scales(parser.parse_args()).run()
