@@ -10,6 +10,7 @@ shared memory a block, and runs code that was compiled for that capability. The 
 measured and printed before and after.
 
 Not imitated: L2 (an H100's is 50 MB, a 4090's 72), clocks, latencies, and the speed of the tensor cores.
+The program and its companion compile; no GPU has run them yet.
 """
 
 from __future__ import annotations
