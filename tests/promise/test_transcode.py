@@ -88,10 +88,9 @@ def test_up_nothing_is_lost_again(plain: Any, options: dict[str, Any]) -> None:
     state, want = source.state_bytes(), next_logits(source)
     restored, lost = into(state, plain, kv="f32", **windows)
     assert "what they had lost stays lost" in lost
-    # queries meet codes of 4 bits as bytes, and f32 rows in full
-    rounded = (
-        0.1 * distance(next_logits(lazy(plain, kv="f32")), want) if options.get("kv") in ("q4", "n4") else 0
-    )
+    # queries meet codes as integers, those of 4 bits and fewer as bytes, and f32 rows in full
+    is_coded = options.get("kv", options.get("kv_k")) in ("q4", "q3", "n4")
+    rounded = 0.1 * distance(next_logits(lazy(plain, kv="f32")), want) if is_coded else 0
     assert distance(next_logits(restored), want) < 2 * EXACT + rounded
 
 

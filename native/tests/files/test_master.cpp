@@ -77,7 +77,7 @@ void refusals() {
     refused("expected finite numbers from 0; got -1", [](auto& t) { t.v[1] = -1; });
     refused(
         "[latentkv.budget.formats] expected formats n8 … n1, which make rows of their own kind, or none of them; got "
-        "n4 and q",
+        "n4 and f16",
         [](auto& t) { t.formats[1] = "n4"; });
     refused("[latentkv.budget.formats] expected known row formats", [](auto& t) { t.formats[1] = "q9"; });
     refused("each once; got 'f16'", [](auto& t) { t.formats[1] = "f16"; });

@@ -260,11 +260,12 @@ def test_a_gguf_that_contradicts_itself(
 
 
 def test_only_rows_of_attention_are_counted(stock: Path, tmp_path: Path) -> None:
-    """Two of four layers attend, with two heads of 32."""
+    """Two of four layers attend, with two heads of 32. In the others a sequence has its state and an earlier
+    one."""
     assert main([str(stock), "-o", str(tmp_path / "out.gguf"), *NONE]) == 0
     report = json.loads((tmp_path / "out.report.json").read_text())
     assert report["bytes_per_token_f16_full"] == report["bytes_per_token"]["f16"] == 2 * 2 * 2 * 2 * 32
-    assert report["state_bytes"] == 2 * 4 * (3 * (64 + 64) + 4 * 16 * 16)
+    assert report["state_bytes"] == 2 * 2 * 4 * (3 * (64 + 64) + 4 * 16 * 16)
     assert [layer.get("mixer") for layer in report["layers"]] == ["delta_net", None, "delta_net", None]
 
 

@@ -10,8 +10,7 @@ struct SessionOptions {
     int n_ctx = 0;  // 0: the model's training context
     int n_ubatch = 512;
     int n_seq_max = 1;
-    int n_guesses =
-        0;  // that recurrent layers can take back without computing anything anew; each takes a state's memory
+    int n_guesses = 0;        // that recurrent layers take back without computing anew; each holds a state
     int n_threads = 0;        // 0: every usable core
     int n_threads_batch = 0;  // 0: n_threads
     std::string kv;           // row format of K and V; empty: the file's plan, else f16
