@@ -25,23 +25,36 @@ lkv::Format format_of(const std::string& name) {
     return *found;
 }
 
-int format_bytes(const std::string& name, int width) {
-    const lkv::Format format = format_of(name);
+// Channels rounded up to whole units of a format.
+int whole_units(lkv::Format format, int width) {
     const int unit = lkv::format_width_multiple(format);
-    return lkv::format_bytes(format, (width + unit - 1) / unit * unit);
+    return (width + unit - 1) / unit * unit;
 }
 
-lkv::RowPlan plan_of(const Groups& groups) {
+int format_bytes(const std::string& name, int width) {
+    const lkv::Format format = format_of(name);
+    return lkv::format_bytes(format, whole_units(format, width));
+}
+
+std::vector<std::vector<lkv::SegmentSpec>> specs_of(const Groups& groups) {
     std::vector<std::vector<lkv::SegmentSpec>> specs;
     for (const auto& group : groups) {
         std::vector<lkv::SegmentSpec>& segments = specs.emplace_back();
         for (const auto& [name, width] : group) segments.push_back({format_of(name), width});
     }
-    return lkv::RowPlan(specs);
+    return specs;
+}
+
+int row_bytes(const Groups& groups) {
+    auto specs = specs_of(groups);
+    for (auto& group : specs) {
+        for (lkv::SegmentSpec& segment : group) segment.width = whole_units(segment.format, segment.width);
+    }
+    return lkv::RowPlan(specs).row_bytes();
 }
 
 py::tuple stored_rows(const Groups& groups, const Floats& rows) {
-    const lkv::RowPlan plan = plan_of(groups);
+    const lkv::RowPlan plan(specs_of(groups));
     const lkv::RowLayout layout = plan.view();
     if (in_token_blocks(layout)) lkv::fail("stored_rows", "expected formats of single tokens; got blocks of 32");
     if (rows.ndim() != 2 || rows.shape(1) != layout.width) {
@@ -63,6 +76,6 @@ py::tuple stored_rows(const Groups& groups, const Floats& rows) {
 
 void bind_rows(py::module_& module) {
     module.def("format_bytes", &format_bytes, py::arg("format"), py::arg("width"));
-    module.def("row_bytes", [](const Groups& groups) { return plan_of(groups).row_bytes(); }, py::arg("groups"));
+    module.def("row_bytes", &row_bytes, py::arg("groups"));
     module.def("stored_rows", &stored_rows, py::arg("groups"), py::arg("rows"));
 }

@@ -37,7 +37,8 @@ def format_bytes(format: str, width: int) -> int:
     one format are one segment."""
 
 def row_bytes(groups: Sequence[Sequence[tuple[str, int]]]) -> int:
-    """Bytes of a token's row whose groups have these segments, (format, channels) each."""
+    """Bytes of a token's row whose groups have these segments, (format, channels) each; channels are rounded
+    up to whole units of the format."""
 
 def stored_rows(
     groups: Sequence[Sequence[tuple[str, int]]], rows: NDArray[np.float32]

@@ -55,6 +55,14 @@ def test_row_bytes_are_the_advertised_ones(m: Any, kv: str) -> None:
     assert got["per_token"] == expected["k"] + expected["v"] + CELL
 
 
+@pytest.mark.parametrize("name", ["q8", "q4", "q2", "q8_0", "f16"])
+def test_heads_of_24_channels_take_whole_units(name: str) -> None:
+    from latentkv import _core
+
+    unit = {"q8_0": 32, "f16": 8}.get(name, 16)
+    assert _core.row_bytes([[(name, 24)]] * 3) == 3 * -(-SEGMENT[name](-(-24 // unit) * unit) // 4) * 4
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"sink": 4, "recent": 128}, {"n_seq_max": 4, "sink": 4, "recent": 64}]
 )
