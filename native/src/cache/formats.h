@@ -55,7 +55,7 @@
     X(q5_1, Q5_1)            \
     X(iq4_nl, IQ4_NL)
 
-// Of rows that begin with their scales (formats/normal.h). A row has these throughout, or none of them.
+// Formats of rows that begin with their scales (formats/normal.h). A row has these throughout, or none of them.
 #define LKV_NORMAL_FORMATS(X) \
     X(n8, NormalFormat<8>)    \
     X(n6, NormalFormat<6>)    \

@@ -14,7 +14,7 @@ struct Heads {
     ggml_tensor* q = nullptr;
     ggml_tensor* k = nullptr;
     ggml_tensor* v = nullptr;
-    // Of the output, before its sigmoid or softplus: of each number, not contiguous, or of heads [n_head, n_tokens]; null: there is none.
+    // The output's gate before its sigmoid or softplus: for each number, not contiguous, or for heads [n_head, n_tokens]; null: none.
     ggml_tensor* gate = nullptr;
 };
 

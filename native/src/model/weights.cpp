@@ -150,7 +150,7 @@ void Loader::load_head_norm(const char* role, int64_t n_heads, ggml_tensor*& of_
     }
 }
 
-// Of every head, or of each of its numbers.
+// A gate for every head, or for each of its numbers.
 void Loader::load_gate() {
     if (h_.block.gate == Gate::none) return;
     const ggml_tensor* const found = tensors_.find(blk_ + "attn_gate.weight");

@@ -144,8 +144,8 @@ class Need:
 
 
 def needs(forecast: Mapping[str, Any]) -> dict[int | None, Need]:
-    """Of Model.forecast: on each GPU that has layers, and on the host (None, the last), where copies of
-    recurrent states are counted as if all were there."""
+    """What Model.forecast says: on each GPU that has layers, and on the host (None, the last), where copies
+    of recurrent states are counted as if all were there."""
     found: dict[int | None, Need] = {}
     host = Need(cache=forecast["snapshots_most"], compute=forecast["prefill"])
     alone = len(forecast["runs"]) == 1

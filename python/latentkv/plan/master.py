@@ -167,7 +167,7 @@ def _row_scale_bytes(fmt: str) -> int:
 
 
 def _scales(model: _core.Model, side: str, n_bytes: int) -> list[int]:
-    """Of every layer and group what its row has before the segments: n_bytes before the first group's."""
+    """What a row has before the segments of every layer and group: n_bytes before the first group's."""
     return [
         0 if index else n_bytes for layer in model.layers for index in range(len(layer[side]["segments"]))
     ]

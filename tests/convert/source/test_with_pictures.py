@@ -21,7 +21,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def under(prefix: str) -> Callable[[Tensors], Tensors]:
-    """Of an older checkpoint: a whole text model of this name."""
+    """The prefix of an older checkpoint: a whole text model of this name."""
     return lambda found: {f"{prefix}{name}": each for name, each in found.items()}
 
 

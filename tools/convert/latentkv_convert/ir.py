@@ -96,12 +96,12 @@ class Mla:
 
     @property
     def query(self) -> int:
-        """Of one head; its turned channels come last."""
+        """Channels of one head; its rotated ones come last."""
         return self.n_key + self.n_rot
 
     def scale(self, keys: Mapping[str, Any]) -> float:
-        """Of scores, where the block names none, by a model's stock keys; native/src/decoder/rope.cpp,
-        read_mla_scale."""
+        """The scale of scores, where the block names none, by a model's stock keys;
+        native/src/decoder/rope.cpp, read_mla_scale."""
         growth = 1.0
         if keys.get("rope.scaling.type") == "yarn":
             multiplier = float(keys.get("rope.scaling.yarn_log_multiplier") or 0.1)

@@ -138,7 +138,7 @@ struct NormalFormat {
         return (high > -low ? high : -low) / -bottom;
     }
 
-    // Of the levels nearest to x · inverse. Likewise.
+    // The codes of the levels nearest to x · inverse, likewise.
     LKV_HD static LevelSums sums(const float* x, int width, float inverse) {
 #if defined(__CUDACC__)
         LevelSums s{};

@@ -137,7 +137,7 @@ RowLayout Rows::values_layout(int region, int layer) const {
     return found;
 }
 
-// Of MLA's rows, which are keys and values, K's format comes first, as llama.cpp has it.
+// MLA's rows are keys and values: K's format comes first, as llama.cpp has it.
 std::optional<Format> Rows::chosen_format(int layer, bool value_side) const {
     const bool is_keys = layer_spec(layer).is_mla() && options_.k_format;
     if (is_keys && format_in_token_blocks(*options_.k_format)) {

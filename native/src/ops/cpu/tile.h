@@ -88,7 +88,7 @@ struct TileRows {
     }
 };
 
-// Of rows that have scales, those at byte `at`. scales: [64]
+// The scales at byte `at` of rows that have them. scales: [64]
 inline void row_scales(const TileRows& rows, int at, float* scales) {
     for (int s = 0; s < tile_slots; s++) scales[s] = load_half(rows.slot[s] + at);
 }

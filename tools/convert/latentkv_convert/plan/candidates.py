@@ -70,7 +70,7 @@ class Shape:
 
     @property
     def formats(self) -> tuple[str, ...]:
-        """Of a segment, to choose from: the widest first."""
+        """What a segment may be stored in: the widest first."""
         return ROW_FORMATS if self.one_scale else FORMATS
 
 

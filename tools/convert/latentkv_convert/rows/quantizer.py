@@ -110,7 +110,7 @@ def outermost(fmt: str) -> float:
 
 
 def _bits(fmt: str) -> int:
-    """Of n8 … n1, or 0 of none."""
+    """The bits of n8 … n1, or 0."""
     return 0 if fmt == "none" else int(fmt[1:])
 
 

@@ -245,7 +245,7 @@ def _shape(spec: ModelSpec, role: str, layer: int = 0) -> tuple[int, ...]:
 
 
 def _shared_width(spec: ModelSpec) -> int:
-    """Of the expert that every token has."""
+    """The expert that every token has."""
     name = "expert_shared_feed_forward_length"
     if name in spec.keys:
         return int(spec.keys[name])

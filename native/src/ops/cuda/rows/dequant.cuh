@@ -150,7 +150,7 @@ __device__ inline uint32_t affine_of_scale(uint32_t scale) {
     return bits(__hmul2(half2_of(scale), __floats2half2_rn(F::step, F::bottom)));
 }
 
-// Of one kind of row or the other, whose codes are alike: a path for each would be code to fetch.
+// Rows of either kind, whose codes are alike: a path for each would be code to fetch.
 template <int Bits>
 struct ChunkReader<AffineFormat<Bits>> : PlaneReader<Bits> {
     __device__ ChunkReader(const uint8_t* row, const Chunk& chunk) : PlaneReader<Bits>(affine(row, chunk)) {}

@@ -160,7 +160,7 @@ def mean(spec: ModelSpec, layers: Sequence[LayerPlan]) -> Features | None:
 
 
 def _average(spec: ModelSpec, found: Sequence[Features]) -> Features:
-    """Of the layers that attend. Slots of one with a sliding window are no more than the window."""
+    """The mean of layers that attend. Slots of one with a sliding window are no more than the window."""
     step: dict[str, float] = {}
     slots: dict[int, dict[str, float]] = {0: {}}
     for layer, each in zip(spec.attention_layers, found, strict=True):
@@ -204,7 +204,7 @@ def _channels(runs: list[tuple[str, int]]) -> dict[str, int]:
 
 
 def _bytes(side: SidePlan) -> int:
-    """Of a row."""
+    """Bytes of a row."""
     runs = _runs(side)
     scale = row_scale_bytes() if has_row_scale(name for segments in runs for name, _ in segments) else 0
     return scale + sum(segment_bytes(name, n) for segments in runs for name, n in segments)

@@ -35,7 +35,7 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def neighbours(spec: ModelSpec) -> ModelSpec:
-    """Of checkpoints whose planes are neighbours, as those of files are; rows are read in halves."""
+    """For checkpoints whose planes are neighbours, as those of files are; rows are read in halves."""
     rows = {
         side: np.argsort(paired_rows(heads, spec.head_dim, spec.n_rot))
         for side, heads in (("q", spec.n_head), ("k", spec.n_kv))

@@ -61,7 +61,7 @@ _FIELDS = {
 
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:
-    """Of a config with scoring_func softmax or sigmoid and first_k_dense_replace."""
+    """The spec of a config with scoring_func softmax or sigmoid and first_k_dense_replace."""
     for name in ("attention_bias", "mlp_bias"):
         require(config, name, False, False, None)
     require(config, "rope_interleave", True, True)

@@ -43,7 +43,7 @@ class Experts:
 
 @dataclass(frozen=True)
 class Names:
-    """Of a checkpoint's tensors, in a layer."""
+    """Names of a checkpoint's tensors, in a layer."""
 
     router: str = "mlp.gate.weight"
     # of the scores by which experts are chosen; "": there is none
