@@ -12,8 +12,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from conftest import text_config
+from latentkv_convert.calibrate.decoder import Decoder
 from latentkv_convert.cli import parse
 from latentkv_convert.pipeline import convert
+from latentkv_convert.source.checkpoint_source import CheckpointSource
 
 core = pytest.importorskip("latentkv._core", reason="needs the native module (pip install .)")
 
@@ -71,3 +73,20 @@ def step_by_step(model: Any, ids: list[int], prompt: int) -> np.ndarray:
 
 def token_ids(n: int = N) -> list[int]:
     return [int(i) for i in np.random.default_rng(7).integers(2, 320, n)]
+
+
+def equals_transformers(checkpoint: Path, path: Path) -> None:
+    """The streamed decoder, and a plain file that is written to path: whole, by the stock expression, in
+    steps and in pieces."""
+    ids = token_ids()
+    expected = expected_logits(checkpoint, ids)
+    with torch.no_grad():
+        streamed = Decoder(CheckpointSource(checkpoint))(torch.tensor([ids]))[0].numpy()
+    assert distance(streamed, expected) < 2e-5
+    model = run(checkpoint, path, "--method", "none")
+    assert distance(session(model).decode(ids, output="all"), expected) < 1e-4
+    assert distance(session(model, implementation="reference").decode(ids, output="all"), expected) < 1e-4
+    assert distance(step_by_step(model, ids, N - 20), expected[N - 21 :]) < 1e-4
+    live = session(model)
+    chunks = [live.decode(ids[begin : begin + 50], output="all") for begin in range(0, N, 50)]
+    assert distance(np.concatenate(chunks), expected) < 1e-4

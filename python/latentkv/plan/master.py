@@ -179,8 +179,9 @@ def _tables(side: Mapping[str, Any], n_slots: list[int], scales: list[int]) -> l
     cuts = np.split(side["bytes"], ends), np.split(side["distortion"], ends)
     tables = []
     for cost, distortion, n, scale in zip(*cuts, n_slots, scales, strict=True):
-        cost[0, :-1] += scale
-        tables.append(Table(cost * n, distortion))
+        whole = cost.copy()
+        whole[0, :-1] += scale
+        tables.append(Table(whole * n, distortion))
     return tables
 
 

@@ -8,18 +8,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from both import N, core, distance, expected_logits, run, session, step_by_step, token_ids
+from both import (
+    N,
+    core,
+    distance,
+    equals_transformers,
+    expected_logits,
+    run,
+    session,
+    step_by_step,
+    token_ids,
+)
 from gguf_files import rewritten
 
 from conftest import Tiny, keys, tensors
 from latentkv.cli._info_page import _kv_heads
-from latentkv_convert.calibrate.decoder import Decoder
 from latentkv_convert.cli import parse
 from latentkv_convert.errors import ConvertError
 from latentkv_convert.pipeline import convert
 from latentkv_convert.source import archs
-from latentkv_convert.source.checkpoint_source import CheckpointSource
 from latentkv_convert.source.gguf_source import GgufSource
 
 TEXT = ["--calib-window", "128", "--calib-tokens", "1024"]
@@ -52,18 +59,7 @@ VARIANTS = [{}, OWN_V, EXPERTS, {"final_logit_softcapping": None}, BY_LAYER]
 
 @pytest.mark.parametrize("config", VARIANTS, ids=lambda config: "-".join(config) or "dense")
 def test_logits_equal_transformers(config: dict[str, Any], tiny: Tiny, tmp_path: Path) -> None:
-    checkpoint, ids = tiny("gemma4", **ERF, **config), token_ids()
-    expected = expected_logits(checkpoint, ids)
-    with torch.no_grad():
-        streamed = Decoder(CheckpointSource(checkpoint))(torch.tensor([ids]))[0].numpy()
-    assert distance(streamed, expected) < 2e-5
-    model = run(checkpoint, tmp_path / "plain.gguf", "--method", "none")
-    assert distance(session(model).decode(ids, output="all"), expected) < 1e-4
-    assert distance(session(model, implementation="reference").decode(ids, output="all"), expected) < 1e-4
-    assert distance(step_by_step(model, ids, N - 20), expected[N - 21 :]) < 1e-4
-    live = session(model)
-    chunks = [live.decode(ids[begin : begin + 50], output="all") for begin in range(0, N, 50)]
-    assert distance(np.concatenate(chunks), expected) < 1e-4
+    equals_transformers(tiny("gemma4", **ERF, **config), tmp_path / "plain.gguf")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from both import N, core, distance, expected_logits, run, session, step_by_step, token_ids
+from both import (
+    core,
+    distance,
+    equals_transformers,
+    expected_logits,
+    run,
+    session,
+    token_ids,
+)
 from gguf_files import plain, rewritten
 
 from conftest import Tiny, tensors
@@ -49,18 +57,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 def test_logits_equal_transformers(
     model_type: str, config: dict[str, Any], tiny: Tiny, tmp_path: Path
 ) -> None:
-    checkpoint, ids = tiny(model_type, **config), token_ids()
-    expected = expected_logits(checkpoint, ids)
-    with torch.no_grad():
-        streamed = Decoder(CheckpointSource(checkpoint))(torch.tensor([ids]))[0].numpy()
-    assert distance(streamed, expected) < 2e-5
-    model = run(checkpoint, tmp_path / "plain.gguf", "--method", "none")
-    assert distance(session(model).decode(ids, output="all"), expected) < 1e-4
-    assert distance(session(model, implementation="reference").decode(ids, output="all"), expected) < 1e-4
-    assert distance(step_by_step(model, ids, N - 20), expected[N - 21 :]) < 1e-4
-    live = session(model)
-    chunks = [live.decode(ids[begin : begin + 50], output="all") for begin in range(0, N, 50)]
-    assert distance(np.concatenate(chunks), expected) < 1e-4
+    equals_transformers(tiny(model_type, **config), tmp_path / "plain.gguf")
 
 
 MODELS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")

@@ -64,6 +64,12 @@ def parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     return rope
 
 
+def rotated_share(config: Mapping[str, Any], usual: float) -> float:
+    """The share of a head that rotates. usual: where the config does not say."""
+    of_config = config.get("partial_rotary_factor", usual)
+    return float(parameters(config).get("partial_rotary_factor", of_config))
+
+
 def _of_every_layer(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """What a field says of RoPE; of one with an entry for every kind of layer what all kinds have.
 

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from ... import limits
 from ...errors import ConvertError, warn
-from ...ir import ModelSpec
+from ...ir import ModelSpec, TensorRole
 from ..stock import Stock
 
 ACTIVATIONS = {
@@ -45,6 +45,11 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
 }
+
+# Norms of a layer's queries and keys.
+QK_NORMS = tuple(
+    TensorRole(f"self_attn.{side}_norm.weight", f"attn_{side}_norm.weight", "vector") for side in "qk"
+)
 
 # model_type -> module, where it is not the module's name, nor that and _text.
 _OTHER_TYPES = {"gemma3": "gemma3_text", "ministral3": "mistral3", "qwen2_5_vl": "qwen2_vl"}

@@ -49,11 +49,9 @@ _NORMS = {
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     config = {"head_dim": 128, "rms_norm_eps": 1.5625e-7, "attention_bias": True, **config}
-    parameters = rope.parameters(config)
-    share = float(parameters.get("partial_rotary_factor", config.get("partial_rotary_factor", 0.5)))
     whole = {"rope_scaling": None, "rope_parameters": None, "mlp_bias": False}
     spec = llama.model_spec({**config, **whole})
-    n_rot = int(spec.head_dim * share)
+    n_rot = int(spec.head_dim * rope.rotated_share(config, 0.5))
     positions = rope.describe(config, n_rot)
     # a checkpoint's planes are those of the file
     rows = {

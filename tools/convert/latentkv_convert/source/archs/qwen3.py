@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...ir import ModelSpec, TensorRole
+from ...ir import ModelSpec
 from ..stock import Stock
-from . import llama, qwen2, window_keys
+from . import QK_NORMS, llama, qwen2, window_keys
 
 TINY: dict[str, Any] = {
     **qwen2.TINY,
@@ -25,14 +25,11 @@ TINY: dict[str, Any] = {
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     spec = llama.model_spec({"head_dim": 128, **config})
-    norms = tuple(
-        TensorRole(f"self_attn.{side}_norm.weight", f"attn_{side}_norm.weight", "vector") for side in "qk"
-    )
     return replace(
         spec,
         gguf_arch="qwen3",
         block=replace(spec.block, rope_pairing="neox"),
-        layer_tensors=(*spec.layer_tensors, *norms),
+        layer_tensors=(*spec.layer_tensors, *QK_NORMS),
         keys={**spec.keys, **window_keys(qwen2.window(config))},
     )
 

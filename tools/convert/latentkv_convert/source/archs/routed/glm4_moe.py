@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 from ....errors import ConvertError
-from ....ir import ModelSpec, TensorRole
+from ....ir import ModelSpec
 from ... import rope
 from ...stock import Stock
-from .. import llama, require, routed, seed_oss
+from .. import QK_NORMS, llama, require, routed, seed_oss
 
 ARCHITECTURE = "glm4moe"
 STOCK_KEYS = routed.STOCK_KEYS
@@ -41,12 +41,8 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     config = {"first_k_dense_replace": 1, "rms_norm_eps": 1e-5, **config}
     whole = {"rope_scaling": None, "rope_parameters": None, "mlp_bias": False}
     spec = llama.model_spec({**config, **whole})
-    share = rope.parameters(config).get("partial_rotary_factor", config.get("partial_rotary_factor", 0.5))
-    n_rot = int(spec.head_dim * float(share))
+    n_rot = int(spec.head_dim * rope.rotated_share(config, 0.5))
     positions = rope.describe(config, n_rot)
-    norms = tuple(
-        TensorRole(f"self_attn.{side}_norm.weight", f"attn_{side}_norm.weight", "vector") for side in "qk"
-    )
     spec = replace(
         spec,
         gguf_arch="glm4moe",
@@ -54,7 +50,7 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
         block=replace(spec.block, rope_pairing="neox"),
         layer_tensors=(
             *seed_oss.with_post_norm(spec, {"attn_output.bias"}),
-            *(norms if config.get("use_qk_norm") else ()),
+            *(QK_NORMS if config.get("use_qk_norm") else ()),
         ),
         keys={**spec.keys, **positions.keys},
         extra_tensors=positions.tensors,

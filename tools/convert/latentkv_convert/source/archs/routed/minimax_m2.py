@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ....ir import ModelSpec, TensorRole
+from ....ir import ModelSpec
 from ... import rope
 from ...stock import Stock
-from .. import llama, routed
+from .. import QK_NORMS, llama, routed
 
 ARCHITECTURE = "minimax-m2"
 STOCK_KEYS = routed.STOCK_KEYS
@@ -37,18 +37,14 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     config = {"head_dim": 128, "num_key_value_heads": 8, "rms_norm_eps": 1e-6, "rope_theta": 5e6, **config}
     plain = {"rope_scaling": None, "rope_parameters": None, "attention_bias": False, "mlp_bias": False}
     spec = llama.model_spec({**config, **plain})
-    share = rope.parameters(config).get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
-    n_rot = int(config.get("rotary_dim") or spec.head_dim * float(share))
+    n_rot = int(config.get("rotary_dim") or spec.head_dim * rope.rotated_share(config, 1.0))
     positions = rope.describe(config, n_rot)
-    norms = tuple(
-        TensorRole(f"self_attn.{side}_norm.weight", f"attn_{side}_norm.weight", "vector") for side in "qk"
-    )
     spec = replace(
         spec,
         gguf_arch="minimax-m2",
         n_rot=n_rot,
         block=replace(spec.block, rope_pairing="neox"),
-        layer_tensors=(*spec.layer_tensors, *norms),
+        layer_tensors=(*spec.layer_tensors, *QK_NORMS),
         keys={**spec.keys, **positions.keys},
         extra_tensors=positions.tensors,
         latentkv_keys=positions.latentkv_keys,
