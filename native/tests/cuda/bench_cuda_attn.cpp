@@ -204,8 +204,7 @@ public:
             args.phases = keep(phases);
             if (args.kernel->pack_keys != nullptr) {
                 args.packed = keep(args.kernel->pack_keys(
-                    {factor.data(), p.n_kv, k_width, head_dim, args.k_blocks, args.v_blocks, args.n_rot, true, phases},
-                    device));
+                    {factor.data(), p.n_kv, k_width, head_dim, args.k_blocks, args.n_rot, true}));
             }
         }
         if (shape.v_rank > 0) {

@@ -98,9 +98,8 @@ public:
             if (p.rope_freqs != nullptr) phases = cuda::pack_phases(p.rope_freqs, p.n_rot / 2);
             if (!phases.empty()) args.phases = keep(phases);
             if (args.kernel->pack_keys != nullptr) {
-                const cuda::KeyFactor factor{p.k_b,         p.n_kv,     p.k_rank_max, p.head_dim, args.k_blocks,
-                                             args.v_blocks, args.n_rot, p.rope_neox,  phases};
-                args.packed = keep(args.kernel->pack_keys(factor, device));
+                args.packed = keep(args.kernel->pack_keys(
+                    {p.k_b, p.n_kv, p.k_rank_max, p.head_dim, args.k_blocks, args.n_rot, p.rope_neox}));
             }
         }
         if (p.v_b != nullptr) {

@@ -12,10 +12,6 @@
 #include "ops/cuda/kernels/expand/layout.h"
 #include "ops/cuda/step/early_start.h"
 #include "ops/cuda/step/product.h"
-#if __has_include("ops/cuda/kernels/specialized/layout.h")
-#include "ops/cuda/kernels/specialized/layout.h"
-#define HAS_SPECIALIZED
-#endif
 
 namespace {
 
@@ -53,14 +49,12 @@ struct Cut {
     int tile;  // 0: as planned
     int stages;
     int n_split;
-    bool by_warp = false;  // K rebuild without products by warpgroups, as on other GPUs
 };
 
 constexpr Cut cuts[] = {{"planned", 0, 0, 0},
                         {"tiles of 16, one stage, 3 parts", 16, 1, 3},
                         {"tiles of 32, 2 parts", 32, 2, 2},
-                        {"one part, one stage", 64, 1, 1},
-                        {"planned, by warp", 0, 0, 0, true}};
+                        {"one part, one stage", 64, 1, 1}};
 
 std::string kernel_of(const DeviceCase& device) { return device.args.kernel->name; }
 
@@ -74,12 +68,7 @@ void compare(const AttnShape& shape) {
     const std::vector<double> want = c.oracle();
     const double tolerance = tolerance_of(shape);
     for (const Cut& cut : cuts) {
-        lkv::cuda::Device limits = lkv::test::device_limits();
-        if (cut.by_warp) {
-            if (kernel_of(DeviceCase(c.params, limits)) != "specialized") continue;
-            limits.warpgroups = false;
-        }
-        DeviceCase device(c.params, limits);
+        DeviceCase device(c.params);
         if (cut.tile > 0) {
             // several chunks of the context
             if (device.args.chunk != 0) device.args.chunk = lkv::cuda::chunk_step * cut.n_split;
@@ -98,7 +87,7 @@ void compare(const AttnShape& shape) {
         double& seen = largest[tolerance == exact_tolerance ? "f16 rows, direct" : "other rows and paths"];
         seen = std::max(seen, error);
         CHECK_MSG(error <= tolerance, shape.name + ", " + cut.name + ": relative error " + std::to_string(error));
-        if (cut.tile == 0 && !cut.by_warp) {
+        if (cut.tile == 0) {
             CHECK_MSG(relative_error(got, c.oracle(Perturb::score)) > tolerance,
                       shape.name + ": scores 1 % off go unseen");
         }
@@ -207,8 +196,7 @@ void samples() {
         bool rebuild;
         Format format;
         int n_tokens = 1, n_past = 150, n_regions = 1;
-        int n_split = 0;  // 0: as planned; 1 where every buffer between roles is to be used several times
-        int late_parts = 0;
+        int n_split = 0;  // 0: as planned
         int head_dim = 128;
     };
     constexpr Sample all[] = {
@@ -216,14 +204,11 @@ void samples() {
         {"decode", 2, 4, 1, 0, 0, false, Format::q4, 1, 200, 3},
         {"decode", 4, 2, 2, 128, 96, false, Format::q5},
         {"decode", 2, 4, 1, 64, 64, true, Format::q4},
-        {"specialized", 2, 4, 1, 64, 64, true, Format::q8, 1, 1500, 1, 1},
-        {"specialized", 4, 4, 2, 128, 112, true, Format::f16, 1, 1000, 1, 1},
-        {"specialized", 4, 4, 2, 96, 128, true, Format::q4, 1, 1450, 1, 3, 1},
-        {"specialized", 2, 4, 2, 176, 256, true, Format::q5, 1, 100, 3},
-        {"specialized", 4, 4, 4, 256, 256, true, Format::q8},
-        {"specialized", 4, 4, 4, 256, 256, true, Format::q4, 1, 1000, 1, 1},
-        {"specialized", 4, 4, 4, 256, 256, true, Format::q8, 1, 1060, 1, 3, 1},
-        {"specialized", 4, 4, 4, 224, 96, true, Format::f16, 1, 200, 3},
+        {"decode", 2, 4, 1, 64, 64, true, Format::q8, 1, 1500, 1, 1},
+        {"decode", 4, 4, 2, 128, 112, true, Format::f16, 1, 1000, 1, 3},
+        {"decode", 2, 4, 2, 176, 256, true, Format::q5, 1, 100, 3},
+        {"decode", 4, 4, 4, 256, 256, true, Format::q8, 1, 1060, 1, 3},
+        {"decode", 4, 4, 4, 224, 96, true, Format::f16, 1, 200, 3},
         {"mla", 4, 4, 4, 256, 192, false, Format::q4},
         {"wide", 4, 4, 4, 256, 192, false, Format::q3},
         {"mla", 4, 4, 4, 256, 192, false, Format::n4},
@@ -245,7 +230,7 @@ void samples() {
         {"wide", 4, 3, 4, 64, 256, false, Format::q5, 1, 12000},
         {"wide", 16, 1, 16, 1280, 1536, false, Format::q8, 1, 70},
         {"direct", 2, 1, 2, 1088, 1088, false, Format::q8, 20, 40},
-        {"direct", 2, 4, 1, 64, 64, true, Format::q8, 3, 40, 1, 0, 0, 192},
+        {"direct", 2, 4, 1, 64, 64, true, Format::q8, 3, 40, 1, 0, 192},
         {"prefill", 2, 4, 1, 0, 0, false, Format::q4, 40, 40},
         {"prefill", 2, 4, 2, 192, 128, false, Format::f16, 40, 40},
         {"expand keys", 4, 4, 4, 320, 384, true, Format::q4},
@@ -275,16 +260,10 @@ void samples() {
         s.n_past = of.n_past;
         AttnCase c(s);
         lkv::cuda::Device limits = lkv::test::device_limits();
-        if (of.rebuild && of.kernel == std::string("decode")) limits.warpgroups = false;
         DeviceCase device(c.params, limits);
-        // GPUs that lack a kernel take another
-        const bool has_all = lkv::test::device_limits().warpgroups && limits.pairs;
-        CHECK_MSG(!has_all || !has_kernel(of.kernel) || kernel_of(device) == of.kernel,
+        CHECK_MSG(!has_kernel(of.kernel) || kernel_of(device) == of.kernel,
                   s.name + ": planned for " + kernel_of(device));
-        if (of.n_split != 0) {
-            device.args.n_split = of.n_split;
-            device.args.late_parts = of.late_parts;
-        }
+        if (of.n_split != 0) device.args.n_split = of.n_split;
         const std::vector<float> got = device.run();
         const double error = relative_error(got, c.oracle());
         const double tolerance = tolerance_of(s);
@@ -728,7 +707,7 @@ void shared_latents() {
     }
 }
 
-// Parts so long that every buffer between the roles of the specialized kernel is filled and emptied many times.
+// Parts so long that every buffer is filled and emptied many times.
 void long_parts() {
     struct Heads {
         int group, rep, rank;
@@ -755,93 +734,6 @@ void long_parts() {
     }
 }
 
-// What the specialized kernel absorbs; 0: nothing, or another kernel has the case.
-int absorbed_span(const DeviceCase& device) {
-#ifdef HAS_SPECIALIZED
-    if (kernel_of(device) == "specialized") return device.args.as<lkv::cuda::SpecializedPlan>().absorbed_span;
-#endif
-    return 0;
-}
-
-// Slow planes of rebuilt keys that the specialized kernel absorbs into the queries: parts of several spans, slots in any order, every
-// assignment of columns to queries, positions far from 0.
-void absorbed_planes() {
-    struct Heads {
-        int group, rep, rank, unit;
-    };
-    unsigned seed = 300;
-    for (const Heads& h : {Heads{1, 4, 64, 1}, Heads{2, 4, 128, 2}, Heads{4, 4, 256, 2}, Heads{2, 1, 80, 2},
-                           Heads{4, 2, 176, 2}, Heads{2, 3, 96, 2}, Heads{1, 3, 128, 1}, Heads{1, 1, 112, 1}}) {
-        for (const double base : {5e5, 1e7}) {
-            for (const bool permute : {false, true}) {
-                AttnShape s;
-                s.name = "slow planes of base " + std::to_string(base) + ", latents of " + std::to_string(h.rank) +
-                         " for " + std::to_string(h.group) + " x " + std::to_string(h.rep) + " heads" +
-                         (permute ? ", slots in any order" : "");
-                s.head_dim = 128;
-                s.n_kv = 4;
-                s.rep = h.rep;
-                s.rope_base = base;
-                s.k_rebuild = s.v_latent = true;
-                s.k_group = s.v_group = h.group;
-                s.k_ranks.assign(static_cast<size_t>(4 / h.group), h.rank);
-                s.v_ranks = s.k_ranks;
-                const Format f = seed % 3 == 0 ? Format::f16 : (seed % 3 == 1 ? Format::q4 : Format::q3);
-                s.k_formats = s.v_formats = {f};
-                if (seed % 4 == 3) s.k_formats = s.v_formats = {Format::f16, Format::f16, f};
-                s.uniform = seed % 2 == 0;
-                s.neox = seed % 5 < 3;
-                s.permute = permute;
-                s.window = seed % 7 == 0 ? 700 : 0;
-                s.first_pos = seed % 2 == 0 ? 0 : 1000000;
-                s.n_past = 1500;
-                s.seed = seed++;
-                const DeviceCase device(AttnCase(s).params);
-                const bool specialized = has_kernel("specialized") && lkv::test::device_limits().warpgroups;
-                CHECK((absorbed_span(device) != 0) == specialized);
-                if (specialized) CHECK(device.args.unit == h.unit);
-                compare(s);
-            }
-        }
-    }
-    // as far as positions go, and tiles without tokens
-    for (const bool far : {true, false}) {
-        AttnShape s;
-        s.name = far ? "slow planes at the last positions" : "slow planes, tiles without tokens";
-        s.head_dim = 128;
-        s.rep = 4;
-        s.rope_base = 5e5;
-        s.k_rebuild = true;
-        s.k_ranks = {64, 64};
-        s.n_past = 1500;
-        if (far) s.first_pos = std::numeric_limits<int32_t>::max() - 1600;
-        AttnCase c(s);
-        std::vector<uint64_t> seq(c.params.regions[0].seq, c.params.regions[0].seq + c.params.regions[0].n_slots);
-        if (!far) std::fill(seq.begin() + 512, seq.begin() + 1100, 0);
-        c.params.regions[0].seq = seq.data();
-        DeviceCase device(c.params);
-        device.args.n_split = 2;
-        const double error = relative_error(device.run(), c.oracle());
-        CHECK_MSG(error <= rounded_tolerance, s.name + ": relative error " + std::to_string(error));
-    }
-    // no columns for two tokens of four queries, a norm that needs whole keys, planes that turn too fast
-    AttnShape s;
-    s.head_dim = 128;
-    s.rep = 4;
-    s.rope_base = 5e5;
-    s.k_rebuild = true;
-    s.k_ranks = {64, 64};
-    AttnShape two_tokens = s;
-    two_tokens.n_tokens = 2;
-    AttnShape norm = s;
-    norm.norm = true;
-    AttnShape fast = s;
-    fast.rope_base = 10000.0;
-    for (const AttnShape& shape : {two_tokens, norm, fast}) {
-        CHECK(absorbed_span(DeviceCase(AttnCase(shape).params)) == 0);
-    }
-}
-
 // Tokens in the case's slots get other positions, of(position); what is returned holds them.
 template <class Of>
 std::vector<std::vector<int32_t>> move_tokens(AttnCase& c, const Of& of) {
@@ -853,74 +745,6 @@ std::vector<std::vector<int32_t>> move_tokens(AttnCase& c, const Of& of) {
         region.pos = to.data();
     }
     return moved;
-}
-
-bool works_in_pairs(const DeviceCase& device) {
-#ifdef HAS_SPECIALIZED
-    if (kernel_of(device) == "specialized") return device.args.as<lkv::cuda::SpecializedPlan>().pair != 0;
-#endif
-    return false;
-}
-
-// Two thread blocks that make every second tile of latents for each other: parts of one tile and of many, odd and even numbers of them,
-// regions, sequences that share tiles, positions that two tiles' queries are not turned back for at once.
-void pairs() {
-    struct Shape {
-        int rep, rank, n_past, n_seq;
-        bool permute, regions;
-        int stride;  // between positions
-        int v_rank, v_group;
-    };
-    constexpr Shape shapes[] = {
-        {4, 256, 40, 1, false, false, 1, 256, 4},   {4, 256, 100, 1, false, false, 1, 256, 4},
-        {4, 256, 2500, 1, false, false, 1, 256, 4}, {4, 224, 2500, 1, true, false, 1, 224, 4},
-        {2, 176, 700, 1, false, true, 1, 176, 4},   {1, 256, 600, 2, false, false, 1, 256, 4},
-        {1, 160, 500, 2, true, true, 1, 160, 4},    {4, 256, 700, 1, false, false, 3, 256, 4},
-        {4, 256, 300, 1, false, true, 90, 256, 4},  {2, 192, 300, 1, true, false, 5000, 192, 4},
-        {4, 256, 700, 1, false, false, 1, 96, 4},   {4, 224, 700, 1, true, true, 1, 64, 4},
-        {4, 128, 700, 1, false, false, 1, 240, 4},  {4, 256, 700, 1, false, false, 1, 144, 2},
-    };
-    unsigned seed = 700;
-    for (const Shape& h : shapes) {
-        for (const Format f : {Format::f16, Format::q8, Format::q4}) {
-            AttnShape s;
-            s.name = "pairs, " + std::string(lkv::format_name(f)) + " latents of " + std::to_string(h.rank) +
-                     " for 4 x " + std::to_string(h.rep) + " heads, " + std::to_string(h.n_past) + " tokens " +
-                     std::to_string(h.stride) + " apart" + (h.permute ? ", slots in any order" : "") + ", V of " +
-                     std::to_string(h.v_rank) + " for " + std::to_string(h.v_group);
-            s.head_dim = 128;
-            s.n_kv = 4;
-            s.rep = h.rep;
-            s.rope_base = 5e5;
-            s.k_rebuild = s.v_latent = true;
-            s.k_group = 4;
-            s.v_group = h.v_group;
-            s.k_ranks = {h.rank};
-            s.v_ranks.assign(static_cast<size_t>(4 / h.v_group), h.v_rank);
-            s.k_formats = s.v_formats = {f};
-            if (h.regions) s.k_formats = s.v_formats = {Format::f16, f, f};
-            s.uniform = !h.permute;
-            s.permute = h.permute;
-            s.n_past = h.n_past;
-            s.n_seq = h.n_seq;
-            s.seed = seed++;
-            AttnCase c(s);
-            const auto moved = move_tokens(c, [&](int32_t pos) { return pos * h.stride; });
-            std::vector<int32_t> q_pos(c.params.q_pos, c.params.q_pos + c.params.n_tokens);
-            for (int32_t& pos : q_pos) pos *= h.stride;
-            c.params.q_pos = q_pos.data();
-            const std::vector<double> want = c.oracle();
-            const bool specialized = has_kernel("specialized") && lkv::test::device_limits().warpgroups;
-            for (const int n_split : {0, 1, 2, 3}) {
-                DeviceCase device(c.params);
-                CHECK(works_in_pairs(device) == (specialized && h.v_group == 4));
-                if (n_split != 0) device.args.n_split = n_split;
-                const double error = relative_error(device.run(), want);
-                CHECK_MSG(error <= rounded_tolerance,
-                          s.name + ", parts " + std::to_string(n_split) + ": relative error " + std::to_string(error));
-            }
-        }
-    }
 }
 
 // Prefill that expands chunks of the context: what a chunk takes along of positions, sequences, regions and formats.
@@ -1252,15 +1076,10 @@ void scattered_positions() {
         const std::vector<int32_t> q_pos(1, 100 * std::abs(stride));
         c.params.q_pos = q_pos.data();
         const std::vector<double> want = c.oracle();
-        for (const bool specialized : {true, false}) {
-            lkv::cuda::Device limits = lkv::test::device_limits();
-            limits.warpgroups = limits.warpgroups && specialized;
-            DeviceCase device(c.params, limits);
-            const bool by_warpgroups = limits.warpgroups && has_kernel("specialized");
-            CHECK(kernel_of(device) == (by_warpgroups ? "specialized" : "decode"));
-            const double error = relative_error(device.run(), want);
-            CHECK_MSG(error <= rounded_tolerance, s.name + ": relative error " + std::to_string(error));
-        }
+        DeviceCase device(c.params);
+        CHECK(kernel_of(device) == "decode");
+        const double error = relative_error(device.run(), want);
+        CHECK_MSG(error <= rounded_tolerance, s.name + ": relative error " + std::to_string(error));
     }
 }
 
@@ -1646,8 +1465,6 @@ int main(int argc, char** argv) {
     run("recorded_steps", true, recorded_steps);
     run("shared_latents", true, shared_latents);
     run("long_parts", false, long_parts);
-    run("absorbed_planes", false, absorbed_planes);
-    run("pairs", false, pairs);
     run("scattered_positions", true, scattered_positions);
     run("nothing_visible", true, nothing_visible);
     run("expanded", true, expanded);

@@ -398,7 +398,6 @@ void* at_address(uint32_t address) {
     return of.variables + (static_cast<intptr_t>(place) - own_variables);
 }
 
-int rank() { return block->rank; }
 int n_ranks() { return static_cast<int>(block->cluster->blocks.size()); }
 
 bool launch(dim3 grid, dim3 threads, dim3 cluster, size_t shared_bytes, const std::function<void()>& kernel) {

@@ -91,7 +91,6 @@ uint32_t address_of(const void* at);
 uint32_t address_in(uint32_t address, int rank);
 void* at_address(uint32_t address);
 
-int rank();  // in the cluster
 int n_ranks();
 
 // Stops the program: a kernel did what a GPU would fail at.

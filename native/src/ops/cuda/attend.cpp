@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "ops/cuda/rows/tables.h"
-#include "ops/cuda/softmax/combine.h"
+#include "ops/cuda/softmax/merge.h"
 
 namespace lkv::cuda {
 
@@ -72,7 +72,7 @@ Plan plan_attention(const Request& request, const Problem& problem, std::string*
 }
 
 size_t partial_floats(const Plan& plan) {
-    return plan.kernel->sums_floats != nullptr ? plan.kernel->sums_floats(plan) : parts_floats(plan, plan.merge);
+    return plan.kernel->sums_floats != nullptr ? plan.kernel->sums_floats(plan) : parts_floats(plan);
 }
 
 size_t partial_ml_floats(const CutProblem& p) {
@@ -85,7 +85,6 @@ Plan warm_up_plan(const Plan& plan, int items, int parts) {
     Plan of = plan;
     of.items = items;
     of.n_split = std::min(plan.n_split, parts);
-    of.late_parts = 0;
     return of;
 }
 
@@ -99,11 +98,9 @@ std::optional<Plan> warm_up(const Plan& plan) {
 cudaError_t attend(const Plan& plan, cudaStream_t stream) {
     const cudaError_t error = plan.kernel->launch(plan, stream);
     if (error != cudaSuccess || plan.leaves == Leaves::parts) return error;
-    if (plan.merge == Merge::by_kernel) {
-        return plan.kernel->finish != nullptr ? plan.kernel->finish(plan, nullptr, stream) : error;
-    }
+    if (plan.kernel->finish != nullptr) return plan.kernel->finish(plan, nullptr, stream);
     if (plan.n_split == 1 && plan.v_b == nullptr) return error;
-    return merge_parts(plan, plan.merge, stream);
+    return merge_parts(plan, nullptr, stream);
 }
 
 cudaError_t begin_beside(const Plan& latents, cudaStream_t stream) {
@@ -112,10 +109,10 @@ cudaError_t begin_beside(const Plan& latents, cudaStream_t stream) {
 
 cudaError_t end_beside(const Plan& latents, const CutProblem& full, cudaStream_t stream) {
     if (latents.kernel->finish != nullptr) return latents.kernel->finish(latents, &full, stream);
-    Plan noted = latents;
-    noted.leaves = Leaves::results_and_maxima;
-    const cudaError_t error = attend(noted, stream);
-    return error == cudaSuccess ? join_parts(full, noted, stream) : error;
+    Plan parts = latents;
+    parts.leaves = Leaves::parts;
+    const cudaError_t error = parts.kernel->launch(parts, stream);
+    return error == cudaSuccess ? merge_parts(parts, &full, stream) : error;
 }
 
 }  // namespace lkv::cuda

@@ -17,15 +17,11 @@ namespace lkv::cuda {
 
 struct Kernel;
 
-// Who merges the parts of a launch: the kernel itself, or softmax/combine.cu in one of two ways.
-enum class Merge { by_kernel, rows, heads };
-
 // A problem and how a kernel cuts the work. The kernel's own plan is known to its folder alone.
 struct Plan : CutProblem {
     const Kernel* kernel = nullptr;
     const uint32_t* packed = nullptr;  // what the kernel made of K's factor (Kernel::pack_keys), on the device
-    Merge merge = Merge::rows;
-    int32_t items = 0;  // work items that are launched
+    int32_t items = 0;                 // work items that are launched
     int32_t chunk =
         0;  // slots that are taken at once, a multiple of chunk_step; launches then depend on `context`. 0: all
     int32_t context = 0;  // slots of the tiles in use, at least; set before a launch
@@ -47,7 +43,6 @@ private:
     unsigned char own_[128] = {};
 };
 constexpr int chunk_step = 128;
-constexpr int most_head_dim = 512;  // of any kernel
 
 // What a plan is made for.
 struct Request {
@@ -57,14 +52,13 @@ struct Request {
     int beside = 0;  // multiprocessors that another problem's kernel takes at the same time
 };
 
-// B of K on the host, and how keys are turned.
+// B of K on the host, and which dimensions are turned.
 struct KeyFactor {
     const float* k_b;  // [n_kv, rank, head_dim]
     int n_kv, rank, head_dim;
-    int k_blocks, v_blocks;
+    int k_blocks;
     int n_rot;
     bool neox;
-    const std::vector<uint64_t>& phases;
 };
 
 struct Kernel {
@@ -86,8 +80,8 @@ struct Kernel {
     size_t (*sums_floats)(const Plan& plan) = nullptr;
     // Attention in a few thread blocks, see warm_up() in attend.h.
     std::optional<Plan> (*warm_up)(const Plan& plan) = nullptr;
-    // K's factor in the order that the kernel reads. Empty: this device or shape has no use for it.
-    std::vector<uint32_t> (*pack_keys)(const KeyFactor& factor, const Device& device) = nullptr;
+    // K's factor in the order that the kernel reads.
+    std::vector<uint32_t> (*pack_keys)(const KeyFactor& factor) = nullptr;
     // For tests: smaller tiles and fewer of them ahead, as far as the kernel takes these.
     void (*shrink)(Plan& plan, int tile, int stages) = nullptr;
 };

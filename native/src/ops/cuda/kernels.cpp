@@ -2,7 +2,6 @@
 
 // The first that takes a problem runs it.
 #define LKV_KERNELS(X) \
-    X(specialized)     \
     X(mla)             \
     X(decode)          \
     X(expand_keys)     \

@@ -8,27 +8,18 @@
 
 namespace lkv::cuda {
 
-uint32_t PackedFactor::word(int head, int b, size_t t, int s, int lane, int of) const {
-    const int channel = 64 * b + 16 * (lane % 4) + pair_channel(s + 4 * of);
-    const int d = dim(8 * t + static_cast<size_t>(lane / 4));
-    return at(head, channel, d) | static_cast<uint32_t>(at(head, channel + 2, d)) << 16;
-}
-
-uint32_t PackedFactor::transposed(int head, int b, size_t t, int s, int lane, int of) const {
-    const int g = lane / 4;
-    const int channel = 64 * b + 16 * (g / 2) + pair_channel(s + 4 * of) + g % 2 * 2;
-    const size_t place = 8 * t + 2 * static_cast<size_t>(lane % 4);
-    return at(head, channel, dim(place)) | static_cast<uint32_t>(at(head, channel, dim(place + 1))) << 16;
-}
-
-uint16_t PackedFactor::at(int head, int channel, int d) const {
-    return channel < rank && d >= 0 ? half_saturate(k_b[(ptrdiff_t{head} * rank + channel) * head_dim + d])
-                                    : uint16_t{0};
-}
-
 std::vector<uint32_t> pack_k_b(const float* k_b, int n_kv, int rank, int head_dim, int blocks,
                                const std::vector<int>& dims) {
-    const PackedFactor factor{k_b, rank, head_dim, dims};
+    const auto at = [&](int head, int channel, int d) {
+        return channel < rank && d >= 0 ? half_saturate(k_b[(ptrdiff_t{head} * rank + channel) * head_dim + d])
+                                        : uint16_t{0};
+    };
+    // Tile t of eight dimensions, step s of block b: lane 4g + c has dimension g, channels of pair s or s + 4 of chunk c.
+    const auto word = [&](int head, int b, size_t t, int s, int lane, int of) {
+        const int channel = 64 * b + 16 * (lane % 4) + pair_channel(s + 4 * of);
+        const int d = dims[8 * t + static_cast<size_t>(lane / 4)];
+        return at(head, channel, d) | static_cast<uint32_t>(at(head, channel + 2, d)) << 16;
+    };
     std::vector<uint32_t> out;
     out.reserve(static_cast<size_t>(n_kv) * static_cast<size_t>(blocks) * 64 * dims.size() / 2);
     for (int j = 0; j < n_kv; j++) {
@@ -36,7 +27,7 @@ std::vector<uint32_t> pack_k_b(const float* k_b, int n_kv, int rank, int head_di
             for (size_t t = 0; t < dims.size() / 8; t++) {
                 for (int s = 0; s < 4; s++) {
                     for (int lane = 0; lane < 32; lane++) {
-                        for (int of = 0; of < 2; of++) out.push_back(factor.word(j, b, t, s, lane, of));
+                        for (int of = 0; of < 2; of++) out.push_back(word(j, b, t, s, lane, of));
                     }
                 }
             }

@@ -45,7 +45,7 @@ PartBytes Attention::prepare(const Graph& graph, cudaStream_t stream) {
             hold(of[full ? 1 : 0], *args);
             if (layer.sinks.logits != nullptr) {
                 const CutProblem alone = only_sinks(*args);
-                sinks.hold(parts_floats(alone, Merge::rows), partial_ml_floats(alone));
+                sinks.hold(parts_floats(alone), partial_ml_floats(alone));
             }
             if (full && args->n_tokens > small_batch) own_tokens = args->n_tokens;
             if (args->chunk == 0) {
@@ -57,18 +57,12 @@ PartBytes Attention::prepare(const Graph& graph, cudaStream_t stream) {
         }
     }
     if (own_tokens > 0) layers_.hold_own(own_tokens);
-    if (sinks.sums > sink_parts_.sums.bytes()) {
+    for (const auto& [memory, bytes] :
+         {std::pair{&parts_, of[0]}, std::pair{&full_parts_, of[1]}, std::pair{&sink_parts_, sinks}}) {
+        if (memory->holds(bytes)) continue;
         check(cudaStreamSynchronize(stream), "the stream");
-        sink_parts_.sums = DeviceMemory(sinks.sums);
-        sink_parts_.maxima = DeviceMemory(sinks.maxima);
-    }
-    for (const bool full : {false, true}) {
-        PartMemory& memory = full ? full_parts_ : parts_;
-        const PartBytes& bytes = of[full ? 1 : 0];
-        if (memory.holds(bytes)) continue;
-        check(cudaStreamSynchronize(stream), "the stream");
-        memory.sums = DeviceMemory(bytes.sums);
-        memory.maxima = DeviceMemory(bytes.maxima);
+        memory->sums = DeviceMemory(bytes.sums);
+        memory->maxima = DeviceMemory(bytes.maxima);
     }
     return warm_ups;
 }

@@ -92,7 +92,7 @@ public:
         enter();
         inputs_.attach(cache);
         warm_up_.attach(cache, model.hparams());
-        layers_.attach(model, cache, ropes, constants, run, inputs_, device_);
+        layers_.attach(model, cache, ropes, constants, run, inputs_);
         masses_.attach(cache);
     }
     void attach_exact(const Model& model, const KvCache& rows, const LayerCacheSpec& spec, int layer,
@@ -100,7 +100,7 @@ public:
         enter();
         exact_ = std::make_unique<ExactLayer>(rows, device_);
         exact_->inputs.attach(rows);
-        exact_->layers.attach_alone(model, rows, spec, layer, ropes, constants, exact_->inputs, device_);
+        exact_->layers.attach_alone(model, rows, spec, layer, ropes, constants, exact_->inputs);
     }
     void detach_exact() override {
         enter();

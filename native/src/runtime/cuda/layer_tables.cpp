@@ -80,11 +80,10 @@ void attach_encoder(Layer& layer, const Model& model, const RowTarget& from, int
 RopeTables rope_tables(const HParams& h, const Rope& rope) {
     RopeTables tables;
     if (rope.rotates()) {
-        tables.host_phases = pack_phases(rope.freqs.data(), static_cast<int>(rope.freqs.size()));
+        tables.phases = DeviceMemory::of(pack_phases(rope.freqs.data(), static_cast<int>(rope.freqs.size())));
         tables.n_rot = 2 * static_cast<int32_t>(rope.freqs.size());
         tables.neox = h.block.rope_pairing == RopePairing::neox;
         tables.mscale = rope.mscale;
-        tables.phases = DeviceMemory::of(tables.host_phases);
     }
     return tables;
 }
@@ -94,7 +93,7 @@ bool keeps_raw_keys(const LayerCacheSpec& spec) { return spec.k_path == KPath::r
 
 // B_k, of keys that V's rows make B_v, or E_q where keys are expanded.
 void attach_keys(Layer& layer, const Model& model, const LayerCacheSpec& spec, const RopeTables& rope,
-                 const Device& device, const Blocks& blocks, int il) {
+                 const Blocks& blocks, int il) {
     const HeadShape& heads = model.hparams().heads_of(il);
     const LayerWeights& weights = model.layers()[static_cast<size_t>(il)];
     Problem& a = layer.latents.constant;
@@ -102,11 +101,10 @@ void attach_keys(Layer& layer, const Model& model, const LayerCacheSpec& spec, c
     a.k_b = layer.keep(pack_rows(k_b.data(), k_b.size()));
     if (spec.k_path != KPath::rebuild && !spec.key_of_value()) return;
     const int rank = spec.key_of_value() ? spec.v.rank_max() : spec.k.rank_max();
-    const KeyFactor factor{k_b.data(), heads.n_kv, rank,      heads.head_dim,  blocks.k,
-                           blocks.v,   rope.n_rot, rope.neox, rope.host_phases};
+    const KeyFactor factor{k_b.data(), heads.n_kv, rank, heads.head_dim, blocks.k, rope.n_rot, rope.neox};
     for (const Kernel* kernel : all_kernels()) {
         if (kernel->pack_keys == nullptr || heads.head_dim > kernel->widest_head) continue;
-        const std::vector<uint32_t> packed = kernel->pack_keys(factor, device);
+        const std::vector<uint32_t> packed = kernel->pack_keys(factor);
         if (!packed.empty()) layer.latents.packed[kernel] = layer.keep(packed);
     }
     a.k_bias = weights.k_bias.empty() ? nullptr : layer.keep(weights.k_bias);
@@ -122,7 +120,7 @@ int most_counters(const HParams& h) {
 }
 
 void LayerTables::attach(const Model& model, const KvCache& cache, const Ropes& ropes, const GraphConstants& constants,
-                         const LayerRun& run, const StepInputs& inputs, const Device& device) {
+                         const LayerRun& run, const StepInputs& inputs) {
     attach_shared(model, ropes, constants);
     run_ = run;
     layers_.resize(static_cast<size_t>(model.hparams().n_layer));
@@ -140,16 +138,15 @@ void LayerTables::attach(const Model& model, const KvCache& cache, const Ropes& 
     for (int il = run.first_layer; il < run.end_layer; il++) {
         const auto index = static_cast<size_t>(il);
         if (!specs[index].has_rows()) continue;
-        attach_layer(model, cache, specs[index], ropes_[ropes.of_layer[index]], inputs, device, il, il);
+        attach_layer(model, cache, specs[index], ropes_[ropes.of_layer[index]], inputs, il, il);
     }
 }
 
 void LayerTables::attach_alone(const Model& model, const KvCache& cache, const LayerCacheSpec& spec, int layer,
-                               const Ropes& ropes, const GraphConstants& constants, const StepInputs& inputs,
-                               const Device& device) {
+                               const Ropes& ropes, const GraphConstants& constants, const StepInputs& inputs) {
     attach_shared(model, ropes, constants);
     layers_.resize(1);
-    attach_layer(model, cache, spec, ropes_[ropes.of_layer[static_cast<size_t>(layer)]], inputs, device, layer, 0);
+    attach_layer(model, cache, spec, ropes_[ropes.of_layer[static_cast<size_t>(layer)]], inputs, layer, 0);
 }
 
 void LayerTables::attach_shared(const Model& model, const Ropes& ropes, const GraphConstants& constants) {
@@ -161,8 +158,7 @@ void LayerTables::attach_shared(const Model& model, const Ropes& ropes, const Gr
 }
 
 void LayerTables::attach_layer(const Model& model, const KvCache& cache, const LayerCacheSpec& spec,
-                               const RopeTables& rope, const StepInputs& inputs, const Device& device, int il,
-                               int row_layer) {
+                               const RopeTables& rope, const StepInputs& inputs, int il, int row_layer) {
     const LayerWeights& weights = model.layers()[static_cast<size_t>(il)];
     Layer& layer = (*this)[row_layer];
     layer.splits = cache.rows().is_full(0, row_layer);
@@ -192,7 +188,7 @@ void LayerTables::attach_layer(const Model& model, const KvCache& cache, const L
     factors_.insert({weights.attn_k_e, weights.attn_q_e, weights.attn_v_e});
     Problem& a = layer.latents.constant;
     if ((!weights.k_b.empty() && spec.k_path != KPath::full) || spec.key_of_value()) {
-        attach_keys(layer, model, spec, rope, device, blocks, il);
+        attach_keys(layer, model, spec, rope, blocks, il);
         a.phases = rope.phases.as<uint64_t>();
     }
     if (!weights.v_b.empty() && spec.v_path == VPath::latent)

@@ -9,12 +9,11 @@
 #include "graph/graph.h"
 #include "model/model.h"
 #include "ops/cuda/attend.h"
-#include "ops/cuda/full/encode.h"
 #include "ops/cuda/full/full_rows.h"
 #include "ops/cuda/gpu/device_memory.h"
 #include "ops/cuda/rows/rows.h"
 #include "ops/cuda/rows/tables.h"
-#include "ops/cuda/softmax/combine.h"
+#include "ops/cuda/softmax/merge.h"
 #include "runtime/cuda/step_inputs.h"
 
 namespace lkv::cuda {
@@ -56,7 +55,6 @@ struct RopeTables {
     int32_t n_rot = 0;  // 0: nothing is turned
     bool neox = false;
     float mscale = 1.0F;
-    std::vector<uint64_t> host_phases;
     DeviceMemory phases;
 };
 
@@ -67,11 +65,10 @@ class LayerTables {
 public:
     // Once, of this run's layers. Errors: Error for shapes the kernels do not take.
     void attach(const Model& model, const KvCache& cache, const Ropes& ropes, const GraphConstants& constants,
-                const LayerRun& run, const StepInputs& inputs, const Device& device);
+                const LayerRun& run, const StepInputs& inputs);
     // The same of a cache that holds one layer of the model alone, in rows as `spec` has them.
     void attach_alone(const Model& model, const KvCache& cache, const LayerCacheSpec& spec, int layer,
-                      const Ropes& ropes, const GraphConstants& constants, const StepInputs& inputs,
-                      const Device& device);
+                      const Ropes& ropes, const GraphConstants& constants, const StepInputs& inputs);
 
     // By the cache's layer.
     Layer& operator[](int il) { return layers_[static_cast<size_t>(il)]; }
@@ -94,7 +91,7 @@ private:
     void attach_shared(const Model& model, const Ropes& ropes, const GraphConstants& constants);
     // row_layer: of the cache
     void attach_layer(const Model& model, const KvCache& cache, const LayerCacheSpec& spec, const RopeTables& rope,
-                      const StepInputs& inputs, const Device& device, int il, int row_layer);
+                      const StepInputs& inputs, int il, int row_layer);
     void attach_common(Problem& problem, const RegionArgs& whole, const StepInputs& inputs) const;
     void attach_full(const Model& model, const KvCache& cache, const RopeTables& rope, const StepInputs& inputs,
                      int il);

@@ -1,4 +1,4 @@
-#include "ops/cuda/full/encode.h"
+#include "ops/cuda/full/full_rows.h"
 
 #include <cuda_fp16.h>
 

@@ -6,7 +6,7 @@
 
 #include "ops/cuda/gpu/chain.cuh"
 #include "ops/cuda/rows/rows.cuh"
-#include "ops/cuda/step/finish_key.cuh"
+#include "ops/cuda/step/rope.cuh"
 
 namespace lkv::cuda {
 

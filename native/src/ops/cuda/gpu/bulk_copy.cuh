@@ -65,15 +65,6 @@ private:
     uint32_t at_;
 };
 
-// About these bytes of device memory into the L2 cache, by one thread: those that fill pieces of 16.
-__device__ inline void prefetch_bytes(const uint8_t* at, uint32_t bytes) {
-    if constexpr (has_bulk_copies) {
-        const auto before = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(at) % 16);
-        const uint32_t whole = (bytes + before) / 16 * 16;
-        if (whole != 0) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(at - before), "r"(whole));
-    }
-}
-
 // Between a thread's own stores to shared memory and what the copy engine or products by warpgroups do there; a barrier comes
 // between them too.
 __device__ inline void before_async_access() {

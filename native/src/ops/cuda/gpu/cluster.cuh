@@ -20,24 +20,13 @@ __device__ inline int cluster_blocks() {
     return static_cast<int>(n);
 }
 
-// Which of them this is.
-__device__ inline int cluster_rank() {
-    uint32_t rank = 0;
-    if constexpr (has_clusters) asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return static_cast<int>(rank);
-}
-
-// A barrier of all threads of all blocks, in two halves: what was stored before the first is seen behind the second.
-__device__ inline void cluster_arrive() {
-    if constexpr (has_clusters) asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
+// A barrier of all threads of all blocks, in two halves. Nothing else is handed over: barriers that are made in shared memory, and what they
+// count, have an order of their own.
+__device__ inline void cluster_arrive_relaxed() {
+    if constexpr (has_clusters) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 __device__ inline void cluster_wait() {
     if constexpr (has_clusters) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
-}
-
-// The first half where nothing is handed over: barriers that are made in shared memory, and what they count, have an order of their own.
-__device__ inline void cluster_arrive_relaxed() {
-    if constexpr (has_clusters) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 
 // The place in block `rank`'s shared memory that `at` is in this one's.
@@ -50,10 +39,12 @@ __device__ inline uint32_t in_block(const void* at, int rank) {
     return there;
 }
 
-// to: from in_block
-__device__ inline void store_there(uint32_t to, float2 x) {
+// Four bytes to another block's `to`, counted by its barrier `arrivals` (both from in_block).
+__device__ inline void send(uint32_t to, float x, uint32_t arrivals) {
     if constexpr (has_clusters) {
-        asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(x.x), "f"(x.y) : "memory");
+        asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to), "f"(x),
+                     "r"(arrivals)
+                     : "memory");
     }
 }
 

@@ -29,7 +29,6 @@ cudaError_t describe_device(Device& device) {
     ask(device.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin);
     if (error != cudaSuccess) return error;
     device.warpgroups = compiled(warpgroup_probe).sharedSizeBytes > 0;
-    device.pairs = device_chains();
     return cudaSuccess;
 }
 

@@ -10,7 +10,6 @@ struct Device {
     int n_multiprocessors;
     int shared_bytes;  // that a thread block may have
     bool warpgroups;   // products by warpgroups: compute capability 9.0 and machine code for it
-    bool pairs;        // clusters of two thread blocks: code for compute capability 9.0 or later
 };
 
 // The current device, with what this build has for it.

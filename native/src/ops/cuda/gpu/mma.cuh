@@ -56,13 +56,6 @@ __device__ inline void copy_async(void* dst, const void* src) {
     }
 }
 
-// The same address, found before what follows and not when it is used.
-template <class T>
-__device__ inline T* kept(T* at) {
-    asm volatile("" : "+l"(at));
-    return at;
-}
-
 // 2^x, without exp2f's care for results below 2^-126.
 __device__ inline float power_of_two(float x) {
     float y;
@@ -75,13 +68,6 @@ __device__ inline uint32_t transposed(uint32_t x) {
     uint32_t y;
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
     return y;
-}
-
-// The thread's lane, kept in a register: reading it anew wherever it is used takes some 40 cycles, which the compiler prefers.
-__device__ inline int kept_lane() {
-    int lane;
-    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-    return lane;
 }
 
 // x, which the compiler may not know to be the same the next time: what follows from it is computed again, not kept in registers.

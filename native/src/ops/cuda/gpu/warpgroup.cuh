@@ -65,79 +65,37 @@ __device__ inline void warpgroup_wait_all(uint32_t (&a)[2][4]) {
 // The instructions spell out the registers of d, as operands and by number.
 #define LKV_FOUR(i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
 #define LKV_SIXTEEN(i) LKV_FOUR(i), LKV_FOUR((i) + 4), LKV_FOUR((i) + 8), LKV_FOUR((i) + 12)
-#define LKV_OPERANDS_44 LKV_SIXTEEN(0), LKV_SIXTEEN(16), LKV_FOUR(32), LKV_FOUR(36), LKV_FOUR(40)
-#define LKV_OPERANDS_48 LKV_OPERANDS_44, LKV_FOUR(44)
-#define LKV_OPERANDS_64 LKV_OPERANDS_48, LKV_SIXTEEN(48)
-#define LKV_NUMBERS_44                                                                 \
+#define LKV_OPERANDS LKV_SIXTEEN(0), LKV_SIXTEEN(16), LKV_SIXTEEN(32), LKV_SIXTEEN(48)
+#define LKV_NUMBERS                                                                    \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43"
-#define LKV_NUMBERS_48 LKV_NUMBERS_44 ", %44, %45, %46, %47"
-#define LKV_NUMBERS_64 LKV_NUMBERS_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define LKV_WAIT(n) asm volatile("wgmma.wait_group.sync.aligned 0;" : LKV_OPERANDS_##n : : "memory")
-#define LKV_MULTIPLY(n, columns, a_number, b_number, add_number)                                 \
-    asm volatile("{.reg .pred add; setp.ne.b32 add, " add_number                                 \
-                 ", 0; "                                                                         \
-                 "wgmma.mma_async.sync.aligned.m64n" columns "k16.f32.f16.f16 {" LKV_NUMBERS_##n \
-                 "}, " a_number ", " b_number ", add, 1, 1, 0, 0;}"                              \
-                 : LKV_OPERANDS_##n                                                              \
-                 : "l"(a), "l"(b), "r"(static_cast<int>(add)))
-#else
-#define LKV_WAIT(n)
-#define LKV_MULTIPLY(n, columns, a_number, b_number, add_number)
-#endif
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
 // Until all products of this warp are there, which are in d: not read before.
-__device__ inline void warpgroup_wait(float (&d)[64]) { LKV_WAIT(64); }
-__device__ inline void warpgroup_wait(float (&d)[48]) { LKV_WAIT(48); }
-__device__ inline void warpgroup_wait(float (&d)[44]) { LKV_WAIT(44); }
-
-// d[64 x 128] (+)= a[64 x 16] · b[16 x 128], f16 in, f32 out; d of 48 registers: 96 columns, of 44: 88. A warp has 16 rows; d[4n + e]:
-// columns 8n … 8n + 7 as mma's c[e]. add: false writes d.
-__device__ inline void warpgroup_mma(float (&d)[64], uint64_t a, uint64_t b, bool add) {
-    LKV_MULTIPLY(64, "128", "%64", "%65", "%66");
-}
-__device__ inline void warpgroup_mma(float (&d)[48], uint64_t a, uint64_t b, bool add) {
-    LKV_MULTIPLY(48, "96", "%48", "%49", "%50");
-}
-__device__ inline void warpgroup_mma(float (&d)[44], uint64_t a, uint64_t b, bool add) {
-    LKV_MULTIPLY(44, "88", "%44", "%45", "%46");
+__device__ inline void warpgroup_wait(float (&d)[64]) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    asm volatile("wgmma.wait_group.sync.aligned 0;" : LKV_OPERANDS : : "memory");
+#endif
 }
 
-// The same with a in registers, of each warp its own 16 rows as mma's operand a, and b as its rows come: 8 x 8 matrices of eight channels,
-// 16 bytes of columns each; the next eight channels beside them, the next eight columns next_rows further.
+// d[64 x 128] (+)= a[64 x 16] · b[16 x 128], f16 in, f32 out. A warp has 16 rows; d[4n + e]: columns 8n … 8n + 7 as mma's c[e]. a: in registers,
+// of each warp its own 16 rows as mma's operand a; b: as its rows come, 8 x 8 matrices of eight channels, 16 bytes of columns each; the next
+// eight channels beside them, the next eight columns next_rows further. add: false writes d.
 __device__ inline void warpgroup_mma(float (&d)[64], const uint32_t (&a)[4], uint64_t b, bool add) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     asm volatile(
         "{.reg .pred add; setp.ne.b32 add, %69, 0; "
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" LKV_NUMBERS_64
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" LKV_NUMBERS
         "}, {%64, %65, %66, %67}, %68, add, 1, 1, 1;}"
-        : LKV_OPERANDS_64
+        : LKV_OPERANDS
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
 #endif
 }
 
-#undef LKV_MULTIPLY
-#undef LKV_WAIT
-#undef LKV_NUMBERS_64
-#undef LKV_NUMBERS_48
-#undef LKV_NUMBERS_44
-#undef LKV_OPERANDS_64
-#undef LKV_OPERANDS_48
-#undef LKV_OPERANDS_44
+#undef LKV_NUMBERS
+#undef LKV_OPERANDS
 #undef LKV_SIXTEEN
 #undef LKV_FOUR
-
-// Four 8 x 8 f16 matrices, each as a register of mma's operand a, to shared memory: row i of matrix m to where lane 8m + i points.
-__device__ inline void store_four(void* at, const uint32_t (&x)[4]) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                     static_cast<uint32_t>(__cvta_generic_to_shared(at))),
-                 "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
-                 : "memory");
-#endif
-}
 
 }  // namespace lkv::cuda

@@ -8,7 +8,7 @@
 #include "cache/evict/gumbel.h"
 #include "ops/cuda/gpu/chain.cuh"
 #include "ops/cuda/rows/dequant.cuh"
-#include "ops/cuda/step/angle.cuh"
+#include "ops/cuda/step/rope.cuh"
 
 namespace lkv::cuda {
 
@@ -245,6 +245,26 @@ __device__ inline float logit(const MassArgs& a, const Problem& p, const Tile& t
     return x * a.weights[row.token].cold;
 }
 
+// f(row number, row, logit) of the lane's slot and every row that counts. By all threads, after the head's keys were loaded.
+template <class Use>
+__device__ inline void with_logits(const MassArgs& a, const Tile& tile, int head_kv, const Lane& lane, const float* key,
+                                   Use&& use) {
+    const Problem& p = a.problems[tile.problem];
+    const int n_rows = p.n_tokens * (p.n_head / p.n_kv);
+    const int at_once = rows_of_lane * lane.step;
+    for (int first = static_cast<int>(threadIdx.x) / 32 * at_once; first < n_rows; first += mass_warps * at_once) {
+        if (!some_count(a, head_kv, first + lane.row, lane.step)) continue;
+        float product[rows_of_lane];
+        multiply(a, p, head_kv, first + lane.row, lane.step, key, product);
+#pragma unroll
+        for (int k = 0; k < rows_of_lane; k++) {
+            const int i = first + lane.row + k * lane.step;
+            const Row row(a, head_kv, i);
+            use(i, row, logit(a, p, tile, row, lane.slot, product[k]));
+        }
+    }
+}
+
 struct Shared {
     float* keys;
     float* latents;
@@ -263,11 +283,9 @@ __global__ void __launch_bounds__(mass_threads) sums_kernel(const __grid_constan
     const Shared shared(a, memory);
     const Keys keys(a, shared.keys, shared.latents);
     const Lane lane(a);
-    const int warp = static_cast<int>(threadIdx.x) / 32;
     const int head_kv = static_cast<int>(blockIdx.y);
     const Problem& any = a.problems[0];
     const int n_rows = any.n_tokens * (any.n_head / any.n_kv);
-    const int at_once = rows_of_lane * lane.step;
     float2* const parts = a.parts + static_cast<int64_t>(blockIdx.x) * any.n_tokens * any.n_head;
     for (int i = static_cast<int>(threadIdx.x); i < n_rows; i += mass_threads) {
         parts[Row(a, head_kv, i).index(a)] = make_float2(-INFINITY, 0.0f);
@@ -276,26 +294,16 @@ __global__ void __launch_bounds__(mass_threads) sums_kernel(const __grid_constan
     for (int t = static_cast<int>(blockIdx.x); find_tile(a, t, tile); t += static_cast<int>(gridDim.x)) {
         const Problem& p = a.problems[tile.problem];
         keys.load(tile, head_kv, false);
-        const float* const key = keys.of(lane.slot, key_pitch(p));
-        for (int first = warp * at_once; first < n_rows; first += mass_warps * at_once) {
-            if (!some_count(a, head_kv, first + lane.row, lane.step)) continue;
-            float product[rows_of_lane];
-            multiply(a, p, head_kv, first + lane.row, lane.step, key, product);
-#pragma unroll
-            for (int k = 0; k < rows_of_lane; k++) {
-                const int i = first + lane.row + k * lane.step;
-                const Row row(a, head_kv, i);
-                const float x = logit(a, p, tile, row, lane.slot, product[k]);
-                float top = x;
-                for (int o = a.tile / 2; o > 0; o /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, o));
-                float sum = x == -INFINITY ? 0.0f : expf(x - top);
-                for (int o = a.tile / 2; o > 0; o /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, o);
-                if (lane.slot != 0 || i >= n_rows || sum == 0.0f) continue;
-                float2& state = parts[row.index(a)];
-                const float most = fmaxf(state.x, top);
-                state = make_float2(most, state.y * expf(state.x - most) + sum * expf(top - most));
-            }
-        }
+        with_logits(a, tile, head_kv, lane, keys.of(lane.slot, key_pitch(p)), [&](int i, const Row& row, float x) {
+            float top = x;
+            for (int o = a.tile / 2; o > 0; o /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, o));
+            float sum = x == -INFINITY ? 0.0f : expf(x - top);
+            for (int o = a.tile / 2; o > 0; o /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, o);
+            if (lane.slot != 0 || i >= n_rows || sum == 0.0f) return;
+            float2& state = parts[row.index(a)];
+            const float most = fmaxf(state.x, top);
+            state = make_float2(most, state.y * expf(state.x - most) + sum * expf(top - most));
+        });
     }
 }
 
@@ -334,27 +342,15 @@ __global__ void __launch_bounds__(mass_threads) masses_kernel(const __grid_const
     const Shared shared(a, memory);
     const Keys keys(a, shared.keys, shared.latents);
     const Lane lane(a);
-    const int warp = static_cast<int>(threadIdx.x) / 32;
     const Problem& p = a.problems[tile.problem];
-    const int n_rows = p.n_tokens * (p.n_head / p.n_kv);
-    const int at_once = rows_of_lane * lane.step;
     float mass = 0.0f;
     for (int head_kv = 0; head_kv < p.n_kv; head_kv++) {
         keys.load(tile, head_kv, head_kv % p.k_group != 0);
-        const float* const key = keys.of(lane.slot, key_pitch(p));
-        for (int first = warp * at_once; first < n_rows; first += mass_warps * at_once) {
-            if (!some_count(a, head_kv, first + lane.row, lane.step)) continue;
-            float product[rows_of_lane];
-            multiply(a, p, head_kv, first + lane.row, lane.step, key, product);
-#pragma unroll
-            for (int k = 0; k < rows_of_lane; k++) {
-                const Row row(a, head_kv, first + lane.row + k * lane.step);
-                const float x = logit(a, p, tile, row, lane.slot, product[k]);
-                if (x == -INFINITY) continue;
-                const float2 of = a.parts[row.index(a)];
-                mass += expf(x - of.x) * of.y;
-            }
-        }
+        with_logits(a, tile, head_kv, lane, keys.of(lane.slot, key_pitch(p)), [&](int, const Row& row, float x) {
+            if (x == -INFINITY) return;
+            const float2 of = a.parts[row.index(a)];
+            mass += expf(x - of.x) * of.y;
+        });
     }
     sums[threadIdx.x] = mass;
     __syncthreads();

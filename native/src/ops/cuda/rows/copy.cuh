@@ -4,8 +4,8 @@
 #include <cuda_fp16.h>
 
 #include "ops/cuda/gpu/mma.cuh"
+#include "ops/cuda/problem.h"
 #include "ops/cuda/rows/dequant.cuh"
-#include "ops/cuda/rows/staged.h"
 #include "ops/cuda/softmax/parts.cuh"
 
 namespace lkv::cuda {
@@ -85,64 +85,23 @@ __device__ inline void copy_tile(int thread, uint8_t* dst, int pitch, const uint
     }
 }
 
-// The item's descriptors, [n_regions][K, V], by all `threads` of the thread block.
+// The descriptors of the item's K group, or V group, in one region: as region_tables lays them, so that no group is waited for.
+__device__ inline const Chunk* chunks_of(const Problem& p, const WorkItem& item, int region, bool is_k) {
+    const int of_k = 4 * p.k_blocks;
+    return p.regions[region].chunks +
+           (is_k ? item.k_group * of_k : p.n_kv / p.k_group * of_k + item.v_group * 4 * p.v_blocks);
+}
+
+// All of the item's, [n_regions][K, V], by all `threads` of the thread block.
 template <int threads>
 __device__ inline void load_chunks(const Problem& p, const WorkItem& item, Chunk* to) {
-    const int per_region = 4 * (p.k_blocks + p.v_blocks);
+    const int of_k = 4 * p.k_blocks;
+    const int per_region = of_k + 4 * p.v_blocks;
+#pragma unroll 1
     for (int i = threadIdx.x; i < p.n_regions * per_region; i += threads) {
         const int r = i / per_region;
         const int j = i - r * per_region;
-        const RegionArgs& region = p.regions[r];
-        to[i] = j < 4 * p.k_blocks ? region.chunks[region.k_groups[item.k_group].chunks + j]
-                                   : region.chunks[region.v_groups[item.v_group].chunks + j - 4 * p.k_blocks];
-    }
-}
-
-// One chunk of the descriptors of a decode kernel, and one group where there is one of that number, on their way from device memory: K with
-// 4·KB chunks, V with 4·VB, GroupTables [n_regions][K, V].
-template <int KB, int VB>
-class TableEntry {
-public:
-    static constexpr int per_region = 4 * (KB + VB);
-
-    __device__ TableEntry(const Problem& p, const WorkItem& item, int i) : i_(i), n_groups_(2 * p.n_regions) {
-        if (i < p.n_regions * per_region) {
-            const int r = i / per_region;
-            const int j = i - r * per_region;
-            const bool is_k = j < 4 * KB;
-            const int at = is_k ? j : j - 4 * KB;
-            const int n_chunks = 4 * (is_k ? p.k_blocks : p.v_blocks);
-            const int first =
-                is_k ? item.k_group * n_chunks : p.n_kv / p.k_group * 4 * p.k_blocks + item.v_group * n_chunks;
-            if (at < n_chunks) chunk_ = p.regions[r].chunks[first + at];
-        }
-        if (i < n_groups_) {
-            const bool is_k = i % 2 == 0;
-            const RegionArgs& region = p.regions[i / 2];
-            group_ = is_k ? region.k_groups[item.k_group] : region.v_groups[item.v_group];
-            // blocks of the kernel that the group does not have are no chunks of its kind
-            if ((is_k ? p.k_blocks : p.v_blocks) != (is_k ? KB : VB)) group_.kind = any_kind;
-        }
-    }
-    __device__ void store(GroupTable* groups, Chunk* chunks) const {
-        if (2 * i_ < n_groups_ * per_region) chunks[i_] = chunk_;
-        if (i_ < n_groups_) groups[i_] = group_;
-    }
-
-private:
-    int i_;
-    int n_groups_;
-    Chunk chunk_{};
-    GroupTable group_{};
-};
-
-// All of them, by the first `threads` threads.
-template <int KB, int VB>
-__device__ inline void load_tables(const Problem& p, const WorkItem& item, int threads, GroupTable* groups,
-                                   Chunk* chunks) {
-#pragma unroll 1
-    for (int i = threadIdx.x; i < p.n_regions * TableEntry<KB, VB>::per_region; i += threads) {
-        TableEntry<KB, VB>(p, item, i).store(groups, chunks);
+        to[i] = chunks_of(p, item, r, j < of_k)[j < of_k ? j : j - of_k];
     }
 }
 
@@ -159,6 +118,18 @@ __device__ inline uint32_t query_pair(const float* row, int width, int channel) 
     const float x = row != nullptr && channel < width ? row[channel] : 0.0f;
     const float y = row != nullptr && channel + 2 < width ? row[channel + 2] : 0.0f;
     return bits(__floats2half2_rn(x, y));
+}
+
+// Sequence and position of slot s of a tile of `n` slots of a region, by one thread; slots behind them are free.
+__device__ inline void copy_mark(uint64_t* seq, int32_t* pos, const uint64_t* from_seq, const int32_t* from_pos, int s,
+                                 int n) {
+    if (s < n) {
+        copy_async<8>(seq + s, from_seq + s);
+        copy_async<4>(pos + s, from_pos + s);
+    } else {
+        seq[s] = 0;
+        pos[s] = 0;
+    }
 }
 
 }  // namespace lkv::cuda

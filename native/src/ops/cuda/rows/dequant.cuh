@@ -6,12 +6,13 @@
 #pragma once
 
 #include <cuda_fp16.h>
+#include <cuda_runtime_api.h>
 
 #include <type_traits>
 
 #include "cache/formats.h"
 #include "ops/cuda/problem.h"
-#include "ops/cuda/rows/value.cuh"
+#include "ops/cuda/rows/rows.cuh"
 
 namespace lkv::cuda {
 
@@ -49,8 +50,6 @@ struct PlaneReader {
     // affine: scale and offset
     __device__ explicit PlaneReader(uint32_t affine)
         : scale(splat_half(static_cast<uint16_t>(affine))), offset(splat_half(static_cast<uint16_t>(affine >> 16))) {}
-    // of two slots
-    __device__ PlaneReader(uint32_t scales, uint32_t offsets) : scale(half2_of(scales)), offset(half2_of(offsets)) {}
 
     __device__ uint32_t value(uint32_t codes) const { return bits(__hfma2(small_ints(codes), scale, offset)); }
 
@@ -84,26 +83,20 @@ struct PlaneReader {
         }
         return bits(__hfma2(code, scale, offset));
     }
-    __device__ void plain_all(const uint32_t (&words)[Bits / 2], uint32_t (&out)[8]) const {
-#pragma unroll
-        for (int p = 0; p < 8; p++) {
-            const int q = p & 3;
-            const int hi = p >> 2;
-            out[p] = plain_value(q, hi, words[Bits == 8 ? (q >> 1) + 2 * hi : 0], words[Bits == 4 ? q >> 1 : 0]);
-        }
-    }
-    // words: of the half's codes
-    __device__ void plain_half(const uint32_t (&words)[Bits / 4], uint32_t (&out)[4]) const {
-#pragma unroll
-        for (int p = 0; p < 4; p++) out[p] = plain_value(p & 1, p >> 1, words[Bits == 8 ? p >> 1 : 0], words[0]);
-    }
 
     __device__ void all(const uint8_t* codes, uint32_t (&out)[8]) const {
         if constexpr (plain) {
             uint32_t of_chunk[Bits / 2];
 #pragma unroll
             for (int i = 0; i < Bits / 2; i++) of_chunk[i] = u32_at<aligned>(codes + 4 * i);
-            return plain_all(of_chunk, out);
+#pragma unroll
+            for (int p = 0; p < 8; p++) {
+                const int q = p & 3;
+                const int hi = p >> 2;
+                out[p] =
+                    plain_value(q, hi, of_chunk[Bits == 8 ? (q >> 1) + 2 * hi : 0], of_chunk[Bits == 4 ? q >> 1 : 0]);
+            }
+            return;
         }
         uint32_t words[4] = {};
         uint32_t pairs = 0;
@@ -126,7 +119,10 @@ struct PlaneReader {
             uint32_t of_half[Bits / 4];
 #pragma unroll
             for (int i = 0; i < Bits / 4; i++) of_half[i] = u32_at<aligned>(codes + 4 * h + 8 * i);
-            return plain_half(of_half, out);
+#pragma unroll
+            for (int p = 0; p < 4; p++)
+                out[p] = plain_value(p & 1, p >> 1, of_half[Bits == 8 ? p >> 1 : 0], of_half[0]);
+            return;
         }
         uint32_t words[2] = {};
         uint32_t pairs = 0;
@@ -168,16 +164,16 @@ __device__ constexpr int kind_of_codes(int kind) {
     return format_scaled_by_row(static_cast<Format>(kind)) ? kind - apart : kind;
 }
 
-template <>
-struct ChunkReader<Q8_0> {
+// ggml's blocks of one scale and four codes a word. Codes: small integers of the word's bytes q % 2 and two further, and what is zero.
+template <class Codes>
+struct BlockReader {
     __half2 scale;
-    __device__ ChunkReader(const uint8_t* row, const Chunk& chunk)
-        : scale(splat_half(static_cast<uint16_t>(u16_at(row + chunk.affine)))) {}
+    Codes codes_of;
+    __device__ BlockReader(const uint8_t* row, const Chunk& chunk)
+        : scale(splat_half(static_cast<uint16_t>(u16_at(row + chunk.affine)))), codes_of(chunk) {}
 
-    // two's complement to excess 128, then as small integers
     __device__ uint32_t value(uint32_t word, int q) const {
-        const uint32_t codes = (word ^ 0x80808080u) >> (8 * (q & 1)) & 0x00ff00ffu;
-        return bits(__hmul2(__hsub2(small_ints(codes), __float2half2_rn(128.0f)), scale));
+        return bits(__hmul2(__hsub2(small_ints(codes_of(word, q)), __float2half2_rn(Codes::zero)), scale));
     }
     __device__ void all(const uint8_t* codes, uint32_t (&out)[8]) const {
 #pragma unroll
@@ -189,25 +185,27 @@ struct ChunkReader<Q8_0> {
     }
 };
 
-template <>
-struct ChunkReader<Q4_0> {
-    __half2 scale;
+// Two's complement to excess 128.
+struct SignedBytes {
+    static constexpr float zero = 128.0f;
+    __device__ explicit SignedBytes(const Chunk&) {}
+    __device__ uint32_t operator()(uint32_t word, int q) const {
+        return (word ^ 0x80808080u) >> (8 * (q & 1)) & 0x00ff00ffu;
+    }
+};
+struct Nibbles {
+    static constexpr float zero = 8.0f;
     int shift;
-    __device__ ChunkReader(const uint8_t* row, const Chunk& chunk)
-        : scale(splat_half(static_cast<uint16_t>(u16_at(row + chunk.affine)))), shift(4 * chunk.odd) {}
-
-    __device__ uint32_t value(uint32_t word, int q) const {
-        const uint32_t codes = word >> (8 * (q & 1) + shift) & 0x000f000fu;
-        return bits(__hmul2(__hsub2(small_ints(codes), __float2half2_rn(8.0f)), scale));
-    }
-    __device__ void all(const uint8_t* codes, uint32_t (&out)[8]) const {
-#pragma unroll
-        for (int p = 0; p < 8; p++) out[p] = value(u32_at<false>(codes + 4 * ((p & 3) >> 1) + 8 * (p >> 2)), p);
-    }
-    __device__ void half(const uint8_t* codes, int h, uint32_t (&out)[4]) const {
-#pragma unroll
-        for (int p = 0; p < 4; p++) out[p] = value(u32_at<false>(codes + 4 * h + 8 * (p >> 1)), p);
-    }
+    __device__ explicit Nibbles(const Chunk& chunk) : shift(4 * chunk.odd) {}
+    __device__ uint32_t operator()(uint32_t word, int q) const { return word >> (8 * (q & 1) + shift) & 0x000f000fu; }
+};
+template <>
+struct ChunkReader<Q8_0> : BlockReader<SignedBytes> {
+    using BlockReader::BlockReader;
+};
+template <>
+struct ChunkReader<Q4_0> : BlockReader<Nibbles> {
+    using BlockReader::BlockReader;
 };
 
 // Channels (0, 1) and (2, 3) to pair (0, 2) or (1, 3).
@@ -322,82 +320,6 @@ struct StockValue {
 };
 using StockReader = ChannelReader<StockValue>;
 
-// A chunk of a row (Half: one half of it) in registers as it is stored, so that it is loaded long before it is decoded. Kind: one
-// that has a path of its own; of any other nothing is kept. base, offset: of the row; apart, they need one addition a load.
-template <int Kind, bool Half>
-struct StoredChunk {};
-
-template <int Bits, bool Half>
-struct StoredPlanes {
-    static constexpr int n_words = Half ? Bits / 4 : Bits / 2;
-    uint32_t affine;
-    uint32_t words[n_words];
-
-    __device__ void load(const uint8_t* base, uint32_t offset, const Chunk& chunk, int h = 0) {
-        affine = u32_at<true>(base + (offset + chunk.affine));
-        const uint8_t* const codes = base + (offset + chunk.codes + 4 * h);
-#pragma unroll
-        for (int i = 0; i < n_words; i++) words[i] = u32_at<true>(codes + (Half ? 8 : 4) * i);
-    }
-    __device__ void decode(uint32_t (&out)[8]) const { PlaneReader<Bits>(affine).plain_all(words, out); }
-
-    // The same half of two slots, as weights multiply it: channels j (first) and j + 2 (second) of pair p, slots (a, b).
-    __device__ static void decode(const StoredPlanes& a, const StoredPlanes& b, uint32_t (&first)[4],
-                                  uint32_t (&second)[4]) {
-        // of bytes 0, 1 and 2, 3 of both: what decodes channels j and j + 2 of one slot decodes channel j of two
-        uint32_t low[n_words];
-        uint32_t high[n_words];
-#pragma unroll
-        for (int i = 0; i < n_words; i++) {
-            low[i] = __byte_perm(a.words[i], b.words[i], 0x5410);
-            high[i] = __byte_perm(a.words[i], b.words[i], 0x7632);
-        }
-        const PlaneReader<Bits> reader(__byte_perm(a.affine, b.affine, 0x5410),
-                                       __byte_perm(a.affine, b.affine, 0x7632));
-        reader.plain_half(low, first);
-        reader.plain_half(high, second);
-    }
-};
-
-template <bool Half>
-struct StoredChunk<static_cast<int>(Format::q8), Half> : StoredPlanes<8, Half> {};
-template <bool Half>
-struct StoredChunk<static_cast<int>(Format::q4), Half> : StoredPlanes<4, Half> {};
-
-template <>
-struct StoredChunk<kind_f16_wide, false> {
-    uint4 words[2];
-
-    __device__ void load(const uint8_t* base, uint32_t offset, const Chunk& chunk) {
-        const uint8_t* const codes = base + (offset + chunk.codes);
-        words[0] = *reinterpret_cast<const uint4*>(codes);
-        words[1] = *reinterpret_cast<const uint4*>(codes + 16);
-    }
-    __device__ void decode(uint32_t (&out)[8]) const {
-        f16_pairs({words[0].x, words[0].y, words[0].z, words[0].w, words[1].x, words[1].y, words[1].z, words[1].w},
-                  out);
-    }
-};
-template <>
-struct StoredChunk<kind_f16_wide, true> {
-    uint2 words[2];
-
-    __device__ void load(const uint8_t* base, uint32_t offset, const Chunk& chunk, int h) {
-        const uint8_t* const codes = base + (offset + chunk.codes + 8 * h);
-        words[0] = *reinterpret_cast<const uint2*>(codes);
-        words[1] = *reinterpret_cast<const uint2*>(codes + 16);
-    }
-    __device__ static void decode(const StoredChunk& a, const StoredChunk& b, uint32_t (&first)[4],
-                                  uint32_t (&second)[4]) {
-#pragma unroll
-        for (int p = 0; p < 4; p++) {
-            const uint32_t halves = p & 1 ? 0x7632 : 0x5410;
-            first[p] = __byte_perm(a.words[p >> 1].x, b.words[p >> 1].x, halves);
-            second[p] = __byte_perm(a.words[p >> 1].y, b.words[p >> 1].y, halves);
-        }
-    }
-};
-
 // Calls f(reader) with the reader of this chunk; false where nothing is stored. Kind: what every chunk is, where that is known
 // (one straight path of code instead of thirteen, which are slow to fetch), else any_kind.
 template <int Kind = any_kind, class Use>
@@ -435,6 +357,23 @@ __device__ inline bool with_chunk(const uint8_t* row, const Chunk& chunk, Use&& 
     }
 }
 
+// Kinds that have code of their own where all chunks are of one.
+#define LKV_OWN_KINDS(X) X(kind_f16_wide) X(static_cast<int>(Format::q8)) X(static_cast<int>(Format::q4))
+
+// Launches by what all chunks are: launch(kind) gets it as a constant.
+template <class Launch>
+cudaError_t with_kind(int kind, Launch&& launch) {
+    switch (kind) {
+#define X(own) \
+    case own:  \
+        return launch(std::integral_constant<int, own>{});
+        LKV_OWN_KINDS(X)
+#undef X
+        default:
+            return launch(std::integral_constant<int, any_kind>{});
+    }
+}
+
 // Calls f(kind) as a constant: Kind, or where that is any_kind what the chunks of this group are. Rows of several formats, exact
 // windows beside quantized rows, take one short path a tile instead of a choice among all formats a chunk.
 template <int Kind, class Use>
@@ -443,17 +382,18 @@ __device__ __forceinline__ void with_group_kind(int kind, Use&& use) {
         use(std::integral_constant<int, Kind>{});
     } else {
         switch (kind) {
-            case kind_f16_wide:
-                return use(std::integral_constant<int, kind_f16_wide>{});
-            case static_cast<int>(Format::q8):
-                return use(std::integral_constant<int, static_cast<int>(Format::q8)>{});
-            case static_cast<int>(Format::q4):
-                return use(std::integral_constant<int, static_cast<int>(Format::q4)>{});
+#define X(own) \
+    case own:  \
+        return use(std::integral_constant<int, own>{});
+            LKV_OWN_KINDS(X)
+#undef X
             default:
                 return use(std::integral_constant<int, any_kind>{});
         }
     }
 }
+
+#undef LKV_OWN_KINDS
 
 __device__ inline void pairs_of_chunk(const uint8_t* row, const Chunk& chunk, uint32_t (&out)[8]) {
     if (!with_chunk(row, chunk, [&](const auto& reader) { reader.all(row + chunk.codes, out); })) {
@@ -489,13 +429,6 @@ __device__ inline void pairs_in_block(const uint8_t* rows, int s, int pitch, con
     for (int p = 0; p < 8; p++) out[p] = bits(__floats2half2_rn(at(pair_channel(p)), at(pair_channel(p) + 2)));
 }
 
-__device__ inline void pairs_of_half(const uint8_t* row, const Chunk& chunk, int h, uint32_t (&out)[4]) {
-    if (!with_chunk(row, chunk, [&](const auto& reader) { reader.half(row + chunk.codes, h, out); })) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) out[i] = 0;
-    }
-}
-
 // One chunk of two slots.
 template <int Kind = any_kind>
 __device__ inline void two_slots(const uint8_t* a, const uint8_t* b, const Chunk& chunk, uint32_t (&x)[8],
@@ -527,16 +460,17 @@ __device__ inline void slot_pairs(const uint8_t* a, const uint8_t* b, const Chun
     }
 }
 
-// Which of a 64-channel block's channels row g of tile i is, i = 0 … 7: lane 4g + c has half g % 2 of chunk g / 2 from slot_pairs,
-// four_rows and four_slots.
+// Which of a 64-channel block's channels row g of tile i is, i = 0 … 7: lane 4g + c has half g % 2 of chunk g / 2 from slot_pairs and
+// four_slots.
 __device__ inline int sum_channel(int g, int i) {
     return 16 * (g / 2) + 4 * (g % 2) + i / 2 % 2 + i / 4 * 8 + 2 * (i % 2);
 }
 
-// The same for two pairs of rows, row_at(0 … 3).
-template <int Kind = any_kind, class RowAt>
-__device__ inline void four_rows(RowAt&& row_at, const Chunk& chunk, int h, uint32_t (&first)[8],
-                                 uint32_t (&second)[8]) {
+// The same for slots (0, 1) and (second_pair, second_pair + 1) of rows `pitch` bytes apart.
+template <int Kind = any_kind, int second_pair = 8>
+__device__ inline void four_slots(const uint8_t* rows, int pitch, const Chunk& chunk, int h, uint32_t (&first)[8],
+                                  uint32_t (&second)[8]) {
+    const auto row_at = [&](int i) { return rows + (i % 2 + i / 2 * second_pair) * pitch; };
     uint32_t x[4][4];
     const bool stored = with_chunk<Kind>(row_at(0), chunk, [&](const auto& reader) {
         using Reader = std::remove_cvref_t<decltype(reader)>;
@@ -554,13 +488,6 @@ __device__ inline void four_rows(RowAt&& row_at, const Chunk& chunk, int h, uint
         second[2 * p] = stored ? __byte_perm(x[2][p], x[3][p], 0x5410) : 0;
         second[2 * p + 1] = stored ? __byte_perm(x[2][p], x[3][p], 0x7632) : 0;
     }
-}
-
-// The same for slots (0, 1) and (second_pair, second_pair + 1) of rows `pitch` bytes apart.
-template <int Kind = any_kind, int second_pair = 8>
-__device__ inline void four_slots(const uint8_t* rows, int pitch, const Chunk& chunk, int h, uint32_t (&first)[8],
-                                  uint32_t (&second)[8]) {
-    four_rows<Kind>([&](int i) { return rows + (i % 2 + i / 2 * second_pair) * pitch; }, chunk, h, first, second);
 }
 
 }  // namespace lkv::cuda

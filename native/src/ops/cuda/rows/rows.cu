@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ops/cuda/gpu/chain.cuh"
+#include "ops/cuda/gpu/mma.cuh"
 #include "ops/cuda/rows/rows.h"
 
 namespace lkv::cuda {
@@ -12,11 +13,23 @@ namespace {
 // Floats of a row that is staged in shared memory: what every kernel may use.
 constexpr int64_t staged_floats = 48 * 1024 / sizeof(float);
 
+struct RowSide {
+    uint8_t* rows;
+    const SegmentLayout* segments;
+    int row_bytes, n_segments;
+
+    __device__ RowSide(const RowTarget& of, bool is_k)
+        : rows(is_k ? of.k_rows : of.v_rows),
+          segments(is_k ? of.k_segments : of.v_segments),
+          row_bytes(is_k ? of.k_row_bytes : of.v_row_bytes),
+          n_segments(is_k ? of.n_k_segments : of.n_v_segments) {}
+};
+
 // What describes rows depends on no earlier kernel, and a layer's weights have displaced it from the L2 cache.
-__device__ void prefetch(const SegmentLayout* segments, int n) {
+__device__ void prefetch_segments(const RowSide& side) {
     const int at = threadIdx.x * 32;
-    if (at < n * static_cast<int>(sizeof(SegmentLayout))) {
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(reinterpret_cast<const char*>(segments) + at));
+    if (at < side.n_segments * static_cast<int>(sizeof(SegmentLayout))) {
+        prefetch(reinterpret_cast<const char*>(side.segments) + at);
     }
 }
 
@@ -25,9 +38,7 @@ __global__ void __launch_bounds__(row_threads, 1) store_kernel(const __grid_cons
     extern __shared__ __align__(16) float staged[];
     let_next_start();
     const bool is_k = blockIdx.y == 0 && p.with_k != 0;
-    for (const RowTarget& target : p.targets) {
-        prefetch(is_k ? target.k_segments : target.v_segments, is_k ? target.n_k_segments : target.n_v_segments);
-    }
+    for (const RowTarget& target : p.targets) prefetch_segments(RowSide(target, is_k));
     const int token = blockIdx.x;
     wait_for_previous();
     const RowTarget& to = p.targets[p.region[token]];
@@ -36,9 +47,10 @@ __global__ void __launch_bounds__(row_threads, 1) store_kernel(const __grid_cons
     const StoreSource& source = to.full != 0 ? p.full : p.latents;
     const int64_t stride = is_k ? source.k_stride : source.v_stride;
     const float* x = (is_k ? source.k : source.v) + token * stride;
-    const SegmentLayout* const segments = is_k ? to.k_segments : to.v_segments;
-    const int n_segments = is_k ? to.n_k_segments : to.n_v_segments;
-    uint8_t* const row = is_k ? to.k_rows + slot * to.k_row_bytes : to.v_rows + slot * to.v_row_bytes;
+    const RowSide side(to, is_k);
+    const SegmentLayout* const segments = side.segments;
+    const int n_segments = side.n_segments;
+    uint8_t* const row = side.rows + slot * side.row_bytes;
     const int warp = threadIdx.x / 32;
     // comes with the values
     SegmentLayout segment = warp < n_segments ? segments[warp] : SegmentLayout{};
@@ -55,32 +67,40 @@ __global__ void __launch_bounds__(row_threads, 1) store_kernel(const __grid_cons
     }
 }
 
-__device__ bool same_segments(const SegmentLayout* a, int n_a, const SegmentLayout* b, int n_b) {
-    bool same = n_a == n_b;
-    for (int s = 0; same && s < n_a; s++) {
-        same = a[s].format == b[s].format && a[s].width == b[s].width && a[s].offset == b[s].offset;
+__device__ bool same_segments(const RowSide& a, const RowSide& b) {
+    bool same = a.n_segments == b.n_segments;
+    for (int s = 0; same && s < a.n_segments; s++) {
+        const SegmentLayout& of = a.segments[s];
+        const SegmentLayout& other = b.segments[s];
+        same = of.format == other.format && of.width == other.width && of.offset == other.offset;
     }
     return same;
 }
 
-__device__ void move_row(const SegmentLayout* from, int n_from, const uint8_t* src, const SegmentLayout* to, int n_to,
-                         uint8_t* dst, int row_bytes, int width, float* x) {
-    for (int i = threadIdx.x; i < width; i += row_threads) x[i] = 0.0f;
+// grid: rows x {K, V}
+__global__ void __launch_bounds__(row_threads, 1) move_kernel(const __grid_constant__ MoveArgs p) {
+    extern __shared__ float x[];
+    const bool is_k = blockIdx.y == 0;
+    const RowSide from(p.from, is_k);
+    const RowSide to(p.to, is_k);
+    const uint8_t* const src = from.rows + static_cast<int64_t>(p.from_slot[blockIdx.x]) * from.row_bytes;
+    uint8_t* const dst = to.rows + static_cast<int64_t>(p.to_slot[blockIdx.x]) * to.row_bytes;
+    for (int i = threadIdx.x; i < (is_k ? p.k_width : p.v_width); i += row_threads) x[i] = 0.0f;
     __syncthreads();
-    read_row(from, n_from, src, x);
+    read_row(from.segments, from.n_segments, src, x);
     __syncthreads();
     // Quantizing what was just dequantized may move a code: segments that both rows store alike keep their bytes. Where the row has the
     // scales, that is all of a row or nothing.
-    if (has_row_scale(to, n_to)) {
-        if (!same_segments(from, n_from, to, n_to)) return write_scaled_row(to, n_to, x, dst);
-        for (int i = static_cast<int>(threadIdx.x); i < row_bytes; i += row_threads) dst[i] = src[i];
+    if (has_row_scale(to.segments, to.n_segments)) {
+        if (!same_segments(from, to)) return write_scaled_row(to.segments, to.n_segments, x, dst);
+        for (int i = static_cast<int>(threadIdx.x); i < to.row_bytes; i += row_threads) dst[i] = src[i];
         return;
     }
-    for (int s = threadIdx.x / 32; s < n_to; s += row_threads / 32) {
-        const SegmentLayout segment = to[s];
+    for (int s = threadIdx.x / 32; s < to.n_segments; s += row_threads / 32) {
+        const SegmentLayout segment = to.segments[s];
         const uint8_t* same = nullptr;
-        for (int i = 0; i < n_from; i++) {
-            const SegmentLayout other = from[i];
+        for (int i = 0; i < from.n_segments; i++) {
+            const SegmentLayout other = from.segments[i];
             if (other.column == segment.column && other.width == segment.width && other.format == segment.format) {
                 same = src + other.offset;
             }
@@ -89,24 +109,8 @@ __device__ void move_row(const SegmentLayout* from, int n_from, const uint8_t* s
             write_segment_shared(segment.format, x + segment.column, segment.width, dst + segment.offset);
             continue;
         }
-        const int end = s + 1 < n_to ? to[s + 1].offset : row_bytes;
-        for (int i = threadIdx.x % 32; i < end - segment.offset; i += 32) {
-            dst[segment.offset + i] = same[i];
-        }
-    }
-}
-
-// grid: rows x {K, V}
-__global__ void __launch_bounds__(row_threads, 1) move_kernel(const __grid_constant__ MoveArgs p) {
-    extern __shared__ float x[];
-    const int64_t a = p.from_slot[blockIdx.x];
-    const int64_t b = p.to_slot[blockIdx.x];
-    if (blockIdx.y == 0) {
-        move_row(p.from.k_segments, p.from.n_k_segments, p.from.k_rows + a * p.from.k_row_bytes, p.to.k_segments,
-                 p.to.n_k_segments, p.to.k_rows + b * p.to.k_row_bytes, p.to.k_row_bytes, p.k_width, x);
-    } else {
-        move_row(p.from.v_segments, p.from.n_v_segments, p.from.v_rows + a * p.from.v_row_bytes, p.to.v_segments,
-                 p.to.n_v_segments, p.to.v_rows + b * p.to.v_row_bytes, p.to.v_row_bytes, p.v_width, x);
+        const int end = s + 1 < to.n_segments ? to.segments[s + 1].offset : to.row_bytes;
+        for (int i = threadIdx.x % 32; i < end - segment.offset; i += 32) dst[segment.offset + i] = same[i];
     }
 }
 

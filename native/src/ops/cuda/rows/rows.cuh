@@ -5,7 +5,6 @@
 
 #include "cache/formats.h"
 #include "ops/cuda/problem.h"
-#include "ops/cuda/rows/value.cuh"
 
 namespace lkv::cuda {
 
@@ -114,7 +113,17 @@ __device__ inline bool has_row_scale(const SegmentLayout* segments, int n_segmen
     return n_segments > 0 && format_scaled_by_row(static_cast<Format>(segments[0].format));
 }
 
-// Channel i of the segment that begins `offset` bytes into a row.
+// Channel i of the segment of that format that begins `offset` bytes into a row.
+template <class F>
+__device__ inline float value_of(const uint8_t* row, int offset, int i) {
+    const float code = F::code(row + offset, i);
+    if constexpr (!F::quantized) return code;
+    constexpr int block = F::block > 0 ? F::block : 1 << 30;
+    const Affine a = affine_of<F>(row, offset, i / block);
+    return fmaf(code, a.scale, a.offset);
+}
+
+// The same of any format.
 __device__ inline float value_at(int32_t format, const uint8_t* row, int offset, int i) {
     switch (static_cast<Format>(format)) {
         case Format::none:

@@ -4,7 +4,7 @@
 #include <stdexcept>
 
 #include "cache/formats.h"
-#include "ops/cuda/rows/staged.h"
+#include "ops/cuda/problem.h"
 
 namespace lkv::cuda {
 

@@ -7,14 +7,13 @@
 
 namespace lkv::cuda {
 
-// Results, or parts that are merged with another problem's; or results, and beside them the parts' maxima and sums of weights.
-enum class Leaves : int32_t { results, parts, results_and_maxima };
+// Results, or parts that are merged with another problem's.
+enum class Leaves : int32_t { results, parts };
 
 struct Cut {
     int32_t unit;         // KV heads of one work item, which share their K group and their V group
     int32_t tile;         // slots of a tile
     int32_t n_split;      // parts of the sequence, at most
-    int32_t late_parts;   // 1: the last of n_split parts starts late, see Parts
     int32_t least_tiles;  // tiles that are worth a part
     int32_t shrinks;  // 1: where there are fewer than enough_parts the tiles become smaller, down to least_shrunk_tile
     int32_t halves;   // 1: of a short cache two thread blocks take half the query rows of a part each
@@ -29,8 +28,6 @@ struct Cut {
 struct CutProblem : Problem, Cut {};
 
 constexpr int most_parts = 132;
-// Wider latents V are merged and multiplied with B_v by more than one thread block a head.
-constexpr int widest_merged_by_one = 128;
 constexpr int least_shrunk_tile = 32;  // slots
 constexpr int enough_parts = 64;
 

@@ -3,19 +3,35 @@
 #pragma once
 
 #include "ops/cuda/softmax/cut.h"
-#include "ops/cuda/softmax/slot_counts.cuh"
 
 namespace lkv::cuda {
 
-// Tiles that a late part's thread blocks are behind the others'.
-constexpr int tiles_late = 4;
+// a / b, neither of them negative: exact for a below 2^20, and four instructions where a division has some 25, one behind the other. A
+// decode kernel's set-up, which runs once, had dozens of those.
+__device__ inline int small_quotient(int a, int b) {
+    return static_cast<int>(__fdividef(static_cast<float>(a) + 0.5f, static_cast<float>(b)));
+}
+
+// The used slots of every region, read on the device.
+struct SlotCounts {
+    int32_t of[max_regions];
+
+    __device__ explicit SlotCounts(const Problem& p) {
+#pragma unroll
+        for (int r = 0; r < max_regions; r++) of[r] = r < p.n_regions ? p.n_slots[r] : 0;
+    }
+    // As they were stored, of all regions.
+    __device__ explicit SlotCounts(const int32_t* n_slots) {
+#pragma unroll
+        for (int r = 0; r < max_regions; r++) of[r] = n_slots[r];
+    }
+};
 
 struct Parts {
     int before_1, before_2,
         n_tiles;  // tiles before regions 1 and 2, and all; not an array, which would leave the registers
     int tile;     // slots of a tile: the plan's, or fewer where it shrinks
     int count;    // parts with work, 1 … n_split
-    bool late;    // the last one has what is left of parts of as many tiles each
     bool halves;  // two thread blocks take half the query rows of a part each: enough are idle
 
     __device__ explicit Parts(const CutProblem& p) : Parts(p, SlotCounts(p)) {}
@@ -31,23 +47,13 @@ struct Parts {
         before_2 = before_1 + tiles(1);
         n_tiles = before_2 + tiles(2);
         const int worth = p.least_tiles == 1 ? n_tiles : (n_tiles + p.least_tiles - 1) / p.least_tiles;
-        const int at_once = p.n_split - p.late_parts;
-        count = max(1, min(at_once, worth));
-        // 65537 slots in 32 parts would be 33 tiles for one and 32 for the others, which wait for it
-        late = false;
-        if (p.late_parts != 0 && count == at_once) {
-            const int rest = n_tiles % count;
-            late = rest != 0 && rest + tiles_late <= n_tiles / count;
-            if (late) count++;
-        }
+        count = max(1, min(p.n_split, worth));
         halves = p.halves != 0 && 2 * count <= p.n_split;
     }
     // The first tile of a part, or the last one's end.
     __device__ int begin(int part) const {
-        const int alike = late ? count - 1 : count;
-        const auto each = static_cast<int>(static_cast<uint32_t>(n_tiles) / static_cast<uint32_t>(alike));
-        if (late) return min(each * part, n_tiles);
-        return each * part + small_quotient((n_tiles - each * alike) * part, count);  // at most 132 parts
+        const auto each = static_cast<int>(static_cast<uint32_t>(n_tiles) / static_cast<uint32_t>(count));
+        return each * part + small_quotient((n_tiles - each * count) * part, count);  // at most 132 parts
     }
     __device__ int region_of(int t) const { return (t >= before_1 ? 1 : 0) + (t >= before_2 ? 1 : 0); }
     __device__ int tiles_before(int region) const { return region == 0 ? 0 : (region == 1 ? before_1 : before_2); }
@@ -84,6 +90,8 @@ private:
         return token * p.n_head + head_kv * rep + row - token * unit_heads;
     }
 };
+
+constexpr float log2_e = 1.4426950408889634f;  // maxima and scores are powers of two
 
 // Sums are of weights relative to a maximum that may be this many powers of two too low: it rarely moves, and f16 holds it.
 constexpr float stale_max = 8.0f;

@@ -1,13 +1,13 @@
 // Sinks: a logit of each query head that takes part in the softmax. They join the maxima and sums of a part.
 #include "ops/cuda/gpu/chain.cuh"
-#include "ops/cuda/softmax/combine.h"
+#include "ops/cuda/softmax/merge.h"
+#include "ops/cuda/softmax/parts.cuh"
 
 namespace lkv::cuda {
 
 namespace {
 
 constexpr int sink_threads = 128;
-constexpr float log2_e = 1.4426950408889634f;
 // Powers of two that a sink counts for beyond the part's maximum, at most: what is left of the part's weights is nothing then.
 constexpr float most_beyond = 100.0f;
 

@@ -4,7 +4,7 @@
 
 #include "ops/cuda/gpu/chain.cuh"
 #include "ops/cuda/softmax/halve.cuh"
-#include "ops/cuda/step/turn.cuh"
+#include "ops/cuda/step/rope.cuh"
 
 namespace lkv::cuda {
 

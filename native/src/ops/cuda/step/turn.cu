@@ -1,7 +1,7 @@
 #include "ops/cuda/step/turn.h"
 
 #include "ops/cuda/gpu/chain.cuh"
-#include "ops/cuda/step/turn.cuh"
+#include "ops/cuda/step/rope.cuh"
 
 namespace lkv::cuda {
 

@@ -1,4 +1,4 @@
-#include "ops/cuda/kernels/decode/launch.cuh"
+#include "ops/cuda/kernels/decode/kernel.cuh"
 
 namespace lkv::cuda {
 

@@ -7,24 +7,27 @@
 
 namespace lkv::cuda {
 
+namespace {
+
+// Blocks of 64 channels come in ones, twos and fours: what a group has less is no chunk of its kind.
 int decode_kind(const Problem& a) {
     const int blocks = decode_blocks(a);
     const bool has_path = a.k_blocks == blocks && a.v_blocks == blocks && (blocks <= 2 || a.rebuild != 0);
     return has_path ? a.kind : any_kind;
 }
 
+// Parts of the sequence. resident: thread blocks that the device runs at once
 int decode_parts(const CutProblem& a, int capacity, int resident) {
     const int tiles = std::max(1, capacity / (a.tile * a.least_tiles) + a.n_regions);
     return std::clamp(resident / (a.n_kv / a.unit), 1, std::min(tiles, 128));
 }
 
+// A head's dimensions as plane_dim orders them (-1: none).
 std::vector<int> dims_by_plane(int head_dim, int n_rot, bool neox) {
     std::vector<int> dims;
     for (int i = 0; i < 16 * plane_tiles(head_dim, n_rot); i++) dims.push_back(plane_dim(head_dim, n_rot, neox, i));
     return dims;
 }
-
-namespace {
 
 DecodeArgs args_of(const Plan& plan) { return {plan, plan.as<DecodePlan>(), plan.packed}; }
 
@@ -62,7 +65,6 @@ const char* take(const Request& request, Plan& a) {
         if (DecodeLayout(args).total(args) > room) continue;
         a.least_tiles = 2 * n_warps;
         a.n_split = decode_parts(a, request.capacity, device.n_multiprocessors * choice.resident);
-        a.merge = request.params.v_b != nullptr && decode_blocks(a) > 1 ? Merge::heads : Merge::by_kernel;
         return nullptr;
     }
     return "no tile fits shared memory";
@@ -73,7 +75,7 @@ cudaError_t launch(const Plan& plan, cudaStream_t stream) {
                              : launch_decode(args_of(plan), plan.items, stream);
 }
 
-std::vector<uint32_t> pack(const KeyFactor& f, const Device&) {
+std::vector<uint32_t> pack(const KeyFactor& f) {
     return pack_k_b(f.k_b, f.n_kv, f.rank, f.head_dim, f.k_blocks, dims_by_plane(f.head_dim, f.n_rot, f.neox));
 }
 

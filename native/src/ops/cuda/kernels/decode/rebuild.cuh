@@ -16,7 +16,7 @@ struct WarpRebuild : RebuildTables {
 
     // at: B, then the tables; own: this warp's memory
     __device__ WarpRebuild(uint8_t* at, const DecodeLayout& plan, uint8_t* own)
-        : RebuildTables(at + plan.factor, plan.tables, plan.plane_tiles, plan.plane_tiles, 1),
+        : RebuildTables(at + plan.factor, plan.tables, plan.plane_tiles),
           factor(at),
           turned(reinterpret_cast<uint2*>(own)) {}
 
@@ -32,9 +32,6 @@ struct WarpRebuild : RebuildTables {
         copies_commit();
         RebuildTables::fill(p, head_kv, threadIdx.x, blockDim.x);
     }
-    // Before the first scores, by all threads; a barrier follows. first_tiles: groups of copies that may be under way.
-    __device__ void wait(int first_tiles) const { copies_wait(first_tiles); }
-
     // The queries turned back by `base` positions. A lane reads and writes its own.
     __device__ void turn(const Problem& p, int base) {
         turned_to = base;
@@ -135,7 +132,7 @@ private:
             }
             if (p.k_extras != 0) {
 #pragma unroll
-                for (int m = 0; m < MT; m++) apply_extras(p, j, bias, x[m], y[m], power[m]);
+                for (int m = 0; m < MT; m++) apply_extras(p, j, x[m], y[m], power[m]);
             }
 #pragma unroll
             for (int m = 0; m < MT; m++) {

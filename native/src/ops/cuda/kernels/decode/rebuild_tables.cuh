@@ -8,42 +8,33 @@
 #include "ops/cuda/kernels/decode/layout.h"
 #include "ops/cuda/rows/dequant.cuh"
 #include "ops/cuda/softmax/parts.cuh"
-#include "ops/cuda/step/angle.cuh"
+#include "ops/cuda/step/rope.cuh"
 
 namespace lkv::cuda {
 
 struct RebuildTables {
-    int n_tiles;       // tiles of 16 dimensions that there is room for
-    int turned_tiles;  // those whose keys are turned
-    float4* queries;   // [n_tiles][32]: lane 4g + c has row g, columns 2c, 2c + 1, 2c + 8, 2c + 9
-    float* bias;       // [unit][16·n_tiles]
-    float* norm;       // [16·n_tiles]
-    uint2* angles;     // [span][angle_pitch]: cosines and sines of planes 2i and 2i + 1
+    int n_tiles;      // tiles of 16 dimensions
+    float4* queries;  // [n_tiles][32]: lane 4g + c has row g, columns 2c, 2c + 1, 2c + 8, 2c + 9
+    float* bias;      // [16·n_tiles]
+    float* norm;      // [16·n_tiles]
+    uint2* angles;    // [span][angle_pitch]: cosines and sines of planes 2i and 2i + 1
 
-    // unit: KV heads of a thread block
-    __device__ RebuildTables(uint8_t* at, const RebuildLayout& layout, int n_tiles, int turned_tiles, int unit)
+    __device__ RebuildTables(uint8_t* at, const RebuildLayout& layout, int n_tiles)
         : n_tiles(n_tiles),
-          turned_tiles(turned_tiles),
           queries(reinterpret_cast<float4*>(at)),
           bias(reinterpret_cast<float*>(at + layout.queries)),
-          norm(bias + unit * 16 * n_tiles),
+          norm(bias + 16 * n_tiles),
           angles(reinterpret_cast<uint2*>(at + layout.queries + layout.extras)) {}
 
-    // Bias and norm, which depend on no earlier kernel. By `threads` threads.
-    __device__ void fill_extras(const Problem& p, int head_kv, int unit, int thread, int threads) const {
-        for (int i = thread; p.k_extras != 0 && i < unit * 16 * n_tiles; i += threads) {
-            const int head = i / (16 * n_tiles);
-            const int column = i - head * 16 * n_tiles;
-            const int dim = plane_dim(p.head_dim, p.n_rot, p.rope_neox != 0, column);
-            bias[i] = dim >= 0 && p.k_bias != nullptr ? p.k_bias[(head_kv + head) * p.head_dim + dim] : 0.0f;
-            if (head == 0) norm[column] = dim >= 0 && p.k_norm != nullptr ? p.k_norm[dim] : 0.0f;
-        }
-    }
-    // The same and the angles.
+    // All but the queries, which depends on no earlier kernel. By `threads` threads.
     __device__ void fill(const Problem& p, int head_kv, int thread, int threads) const {
-        fill_extras(p, head_kv, 1, thread, threads);
+        for (int column = thread; p.k_extras != 0 && column < 16 * n_tiles; column += threads) {
+            const int dim = plane_dim(p.head_dim, p.n_rot, p.rope_neox != 0, column);
+            bias[column] = dim >= 0 && p.k_bias != nullptr ? p.k_bias[head_kv * p.head_dim + dim] : 0.0f;
+            norm[column] = dim >= 0 && p.k_norm != nullptr ? p.k_norm[dim] : 0.0f;
+        }
         // a thread has the same planes at every position, so that their phases are loaded once
-        const int across = 4 * turned_tiles;
+        const int across = 4 * n_tiles;
         const int apart = threads / across;
         const int first = thread / across;
         const int at = thread - first * across;
@@ -51,82 +42,47 @@ struct RebuildTables {
 #pragma unroll 1
         for (int position = first; position < (first < apart ? angle_span : 0); position += apart) {
             const float2 of[2] = {angle_of(phase[0], position), angle_of(phase[1], position)};
-            angles[position * angle_pitch(turned_tiles) + at] =
+            angles[position * angle_pitch(n_tiles) + at] =
                 make_uint2(bits(__floats2half2_rn(of[0].x, of[1].x)), bits(__floats2half2_rn(of[0].y, of[1].y)));
         }
     }
 
-    // A column of `queries` in every apart-th row, on its way from device memory.
-    class QueryColumn {
-    public:
-        // row_at(i): q of query row i, or null
-        template <class RowAt>
-        __device__ QueryColumn(const Problem& p, int column, int first, int apart, RowAt&& row_at)
-            : column_(column), first_(first), apart_(apart) {
+    // By `threads` threads, of which one that is left over repeats what another does; heads of more dimensions than that have further columns.
+    // row_at(i): q of query row i, or null
+    template <class RowAt>
+    __device__ void fill_queries(const Problem& p, int thread, int threads, RowAt&& row_at) const {
+        const int columns = 16 * n_tiles;
+        // a column in every apart-th row
+        const auto fill = [&](int column, int first, int apart) {
             const int dim = plane_dim(p.head_dim, p.n_rot, p.rope_neox != 0, column);
+            auto* const to = reinterpret_cast<float*>(queries) + (column / 16 * 32 + column % 8 / 2) * 4 +
+                             column % 16 / 8 * 2 + column % 2;
+            float x[decode_rows];
+            // all rows at once: trips to the L2 cache one after the other took 2 us
 #pragma unroll
             for (int k = 0; k < decode_rows; k++) {
                 const int row = first + k * apart;
                 const float* const q = row < decode_rows && dim >= 0 ? row_at(row) : nullptr;
-                from_[k] = q != nullptr ? q + dim : nullptr;
+                x[k] = q != nullptr ? q[dim] : 0.0f;
             }
-        }
-        // all rows at once: trips to the L2 cache one after the other took 2 us
-        __device__ void load() {
-#pragma unroll
-            for (int k = 0; k < decode_rows; k++) x_[k] = from_[k] != nullptr ? *from_[k] : 0.0f;
-        }
-        __device__ void store(const RebuildTables& tables) const {
-            auto* const to = reinterpret_cast<float*>(tables.queries);
 #pragma unroll
             for (int k = 0; k < decode_rows; k++) {
-                const int row = first_ + k * apart_;
-                if (row >= decode_rows) break;
-                to[(column_ / 16 * 32 + 4 * row + column_ % 8 / 2) * 4 + column_ % 16 / 8 * 2 + column_ % 2] = x_[k];
+                const int row = first + k * apart;
+                if (row < decode_rows) to[16 * row] = x[k];
             }
-        }
-
-    private:
-        int column_, first_, apart_;
-        const float* from_[decode_rows];
-        float x_[decode_rows];
-    };
-
-    // The first of a thread's columns, of `threads` threads.
-    template <class RowAt>
-    __device__ QueryColumn first_column(const Problem& p, int thread, int threads, RowAt&& row_at) const {
-        const int columns = 16 * n_tiles;
+        };
         const int apart = max(1, small_quotient(threads, columns));
         const int first = small_quotient(thread, columns);
-        // a thread that is left over repeats what another does
-        return QueryColumn(p, thread - first * columns, min(first, apart - 1), apart, row_at);
-    }
-    // The others, which heads of more than `threads` dimensions have.
-    template <class RowAt>
-    __device__ void fill_more_columns(const Problem& p, int thread, int threads, RowAt&& row_at) const {
+        fill(thread - first * columns, min(first, apart - 1), apart);
 #pragma unroll 1
-        for (int column = thread + threads; column < 16 * n_tiles; column += threads) {
-            QueryColumn of(p, column, 0, 1, row_at);
-            of.load();
-            of.store(*this);
-        }
-    }
-    template <class RowAt>
-    __device__ void fill_queries(const Problem& p, int thread, int threads, RowAt&& row_at) const {
-        QueryColumn of = first_column(p, thread, threads, row_at);
-        of.load();
-        of.store(*this);
-        fill_more_columns(p, thread, threads, row_at);
+        for (int column = thread + threads; column < columns; column += threads) fill(column, 0, 1);
     }
 
-    // The cosine and sine by which the queries turn in plane i, of this phase, back by `base` positions.
-    __device__ static float2 query_angle(const Problem& p, int i, uint64_t phase, int base) {
-        if (i >= p.n_rot / 2) return make_float2(1.0f, 0.0f);
-        const float2 of = angle_of(phase, base);
-        return make_float2(of.x * p.rope_mscale, of.y * p.rope_mscale);
-    }
+    // The cosine and sine by which the queries turn in plane i, back by `base` positions.
     __device__ static float2 query_angle(const Problem& p, int i, int base) {
-        return query_angle(p, i, phase_of(p, i), base);
+        if (i >= p.n_rot / 2) return make_float2(1.0f, 0.0f);
+        const float2 of = angle_of(p.phases[i], base);
+        return make_float2(of.x * p.rope_mscale, of.y * p.rope_mscale);
     }
     __device__ static uint64_t phase_of(const Problem& p, int i) { return i < p.n_rot / 2 ? p.phases[i] : 0; }
 
@@ -137,30 +93,18 @@ struct RebuildTables {
         return make_uint2(bits(__floats2half2_rn(q.x, q.y)), bits(__floats2half2_rn(q.z, q.w)));
     }
 
-    // The same of planes that are absorbed (absorb.cuh): what is multiplied with B for a and for b. fit: this lane's 1 - x²/4 and
-    // x·(1 - x²/8), as `mine`.
-    __device__ void absorbed_queries(int j, float2 mine, float2 fit, int first, uint2& a, uint2& b) const {
-        const float4 q = turned(j, of_planes(mine, first));
-        const float4 by = of_planes(fit, first);
-        a = make_uint2(bits(__floats2half2_rn(q.x * by.x, q.y * by.z)),
-                       bits(__floats2half2_rn(q.z * by.x, q.w * by.z)));
-        b = make_uint2(bits(__floats2half2_rn(q.z * by.y, q.w * by.w)),
-                       bits(__floats2half2_rn(-q.x * by.y, -q.y * by.w)));
-    }
-
     // The angles of tile j's planes 2c, 2c + 1 at `delta`, of lane 4g + c.
     __device__ uint2 angles_at(int delta, int j, int lane) const {
-        return angles[delta * angle_pitch(turned_tiles) + 4 * j + lane % 4];
+        return angles[delta * angle_pitch(n_tiles) + 4 * j + lane % 4];
     }
 
-    // Bias (of this head) and norm's weight on tile j of the keys of slots g and g + 8: x and y as the products leave a plane's two
+    // Bias and norm's weight on tile j of the keys of slots g and g + 8: x and y as the products leave a plane's two
     // dimensions. power: += their squares, for the norm.
-    __device__ void apply_extras(const Problem& p, int j, const float* head_bias, float (&x)[4], float (&y)[4],
-                                 float (&power)[2]) const {
+    __device__ void apply_extras(const Problem& p, int j, float (&x)[4], float (&y)[4], float (&power)[2]) const {
         const int c = threadIdx.x % 4;
         if (p.k_bias != nullptr) {
-            const float2 bias_x = *reinterpret_cast<const float2*>(head_bias + 16 * j + 2 * c);
-            const float2 bias_y = *reinterpret_cast<const float2*>(head_bias + 16 * j + 8 + 2 * c);
+            const float2 bias_x = *reinterpret_cast<const float2*>(bias + 16 * j + 2 * c);
+            const float2 bias_y = *reinterpret_cast<const float2*>(bias + 16 * j + 8 + 2 * c);
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 x[e] += e % 2 == 0 ? bias_x.x : bias_x.y;

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "ops/cuda/gpu/mma.cuh"
-#include "ops/cuda/kernels/decode/finish.cuh"
 #include "ops/cuda/kernels/decode/layout.h"
 #include "ops/cuda/kernels/decode/rebuild.cuh"
 #include "ops/cuda/rows/copy.cuh"
@@ -14,6 +13,36 @@ namespace lkv::cuda {
 
 // Where scores come from: the rows as stored, or keys rebuilt by each warp.
 enum class KPath { stored, rebuilt };
+
+// Threads of a thread block; 0: as many as the plan chose.
+template <int threads>
+__device__ inline int block_threads() {
+    return threads != 0 ? threads : static_cast<int>(blockDim.x);
+}
+
+// The item's descriptors by the first `threads` threads: K with 4·KB chunks, V with 4·VB, GroupTables [n_regions][K, V].
+template <int KB, int VB>
+__device__ inline void load_tables(const Problem& p, const WorkItem& item, int threads, GroupTable* groups,
+                                   Chunk* chunks) {
+    constexpr int per_region = 4 * (KB + VB);
+#pragma unroll 1
+    for (int i = threadIdx.x; i < p.n_regions * per_region; i += threads) {
+        const int r = i / per_region;
+        const int j = i - r * per_region;
+        const bool of_k = j < 4 * KB;
+        const int at = of_k ? j : j - 4 * KB;
+        const Chunk chunk = at < 4 * (of_k ? p.k_blocks : p.v_blocks) ? chunks_of(p, item, r, of_k)[at] : Chunk{};
+        if (i < 2 * p.n_regions) {  // both are on their way together
+            const bool is_k = i % 2 == 0;
+            const RegionArgs& region = p.regions[i / 2];
+            GroupTable group = is_k ? region.k_groups[item.k_group] : region.v_groups[item.v_group];
+            // blocks of the kernel that the group does not have are no chunks of its kind
+            if ((is_k ? p.k_blocks : p.v_blocks) != (is_k ? KB : VB)) group.kind = any_kind;
+            groups[i] = group;
+        }
+        chunks[i] = chunk;
+    }
+}
 
 // What a thread block's warps share. groups: [n_regions][K, V]; queries: [KB][4][32]
 struct DecodeShared {
@@ -101,13 +130,7 @@ struct DecodeWarp {
         auto* const seq = reinterpret_cast<uint64_t*>(to);
         auto* const pos = reinterpret_cast<int32_t*>(seq + tile);
         if (lane < tile) {
-            if (lane < of.n) {
-                copy_async<8>(seq + lane, p.regions[of.r].seq + of.first + lane);
-                copy_async<4>(pos + lane, p.regions[of.r].pos + of.first + lane);
-            } else {
-                seq[lane] = 0;
-                pos[lane] = 0;
-            }
+            copy_mark(seq, pos, p.regions[of.r].seq + of.first, p.regions[of.r].pos + of.first, lane, of.n);
         }
     }
     // Direct: all of tile i. Rebuild: K and the marks of tile i and V of the one before, whose buffers are free when K of tile
@@ -150,7 +173,7 @@ struct DecodeWarp {
     __device__ __forceinline__ void fill_queries(Queries& q) const {
         if constexpr (rebuilds) {
             keys.fill_queries(p, threadIdx.x, threads, [&](int row) { return query_row(row); });
-            keys.wait(p.stages);
+            copies_wait(p.stages);
         } else {
 #pragma unroll 1
             for (int i = threadIdx.x; i < decode_rows * KB * 16; i += threads) {
@@ -179,7 +202,6 @@ struct DecodeWarp {
     }
 
     __device__ __forceinline__ void see_rows(DecodeRows& of) const {
-        constexpr float log2_e = 1.4426950408889634f;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int row = 2 * c + i;
@@ -232,7 +254,6 @@ struct DecodeWarp {
     // s[m]: scores of slots 16m + g and 16m + g + 8 for query rows 2c and 2c + 1, masked; then their weights, as operand b of the sums.
     __device__ __forceinline__ void make_weights(const uint64_t* seq, const int32_t* pos, const DecodeRows& rows,
                                                  DecodeSums<VB>& sums, float (&s)[MT][4], uint32_t (&w)[MT][2]) const {
-        constexpr float log2_e = 1.4426950408889634f;
         const float scale = p.scale * log2_e;
         float tile_max[2] = {-INFINITY, -INFINITY};
 #pragma unroll
@@ -433,15 +454,27 @@ struct DecodeWarp {
             if (threadIdx.x % warps == 0) all[row] = make_float2(top, total);
         }
         __syncthreads();
-        // [item.n_rows][width], over the first warp's sums.
-        const auto sum_at = [ml, sums, n = warps, n_rows = item.n_rows](int row, int d) {
+        // Rolled: instructions of loops that run once come from device memory, where a step's weights have displaced them.
+        const bool whole = parts.count == 1 && p.v_b == nullptr && p.leaves == Leaves::results;
+        const int64_t first = static_cast<int64_t>(split) * p.n_tokens * p.n_head;
+#pragma unroll 1
+        for (int i = threadIdx.x; i < item.n_rows * width; i += threads) {
+            const int row = i / width;
+            const int d = i - row * width;
             float sum = 0.0f;
 #pragma unroll 8
-            for (int w = 0; w < n; w++) sum += ml[w * decode_rows + row].x * sums[(w * n_rows + row) * pitch + d];
-            return sum;
-        };
-        end_part<fixed_threads, KB == 1 && VB == 1>(p, merges_apart(p), parts, item, split, shared.rows_at, all,
-                                                    64 * VB, shared.memory, sums, pitch, sum_at);
+            for (int w = 0; w < warps; w++)
+                sum += ml[w * decode_rows + row].x * sums[(w * item.n_rows + row) * pitch + d];
+            const int at = shared.rows_at[row];
+            if (whole) {
+                const float total = all[row].y;
+                if (d < p.head_dim)
+                    p.out[static_cast<int64_t>(at) * p.head_dim + d] = total > 0.0f ? sum / total : 0.0f;
+                continue;
+            }
+            if (d == 0) reinterpret_cast<float2*>(p.partial_ml)[first + at] = all[row];
+            if (d < 64 * p.v_blocks) p.partial[(first + at) * 64 * p.v_blocks + d] = sum;
+        }
     }
 };
 

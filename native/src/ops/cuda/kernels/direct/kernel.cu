@@ -1,4 +1,4 @@
-#include "ops/cuda/kernels/direct/launch.cuh"
+#include "ops/cuda/kernels/direct/kernel.cuh"
 
 namespace lkv::cuda {
 

@@ -1,5 +1,5 @@
 // K in blocks of 32 tokens: 16 query rows a thread block, whatever the batch.
-#include "ops/cuda/kernels/direct/launch.cuh"
+#include "ops/cuda/kernels/direct/kernel.cuh"
 
 namespace lkv::cuda {
 

@@ -78,7 +78,7 @@ cudaError_t launch(const Plan& plan, cudaStream_t stream) {
     return args.rebuild != 0 ? launch_rebuild(args, stream) : launch_direct(args, stream);
 }
 
-std::vector<uint32_t> pack(const KeyFactor& f, const Device&) {
+std::vector<uint32_t> pack(const KeyFactor& f) {
     std::vector<int> in_order(static_cast<size_t>(f.head_dim));
     std::iota(in_order.begin(), in_order.end(), 0);
     return pack_k_b(f.k_b, f.n_kv, f.rank, f.head_dim, f.k_blocks, in_order);

@@ -7,7 +7,7 @@
 #include "ops/cuda/rows/copy.cuh"
 #include "ops/cuda/rows/dequant.cuh"
 #include "ops/cuda/softmax/parts.cuh"
-#include "ops/cuda/step/angle.cuh"
+#include "ops/cuda/step/rope.cuh"
 
 namespace lkv::cuda {
 
@@ -120,7 +120,6 @@ template <int MB, int NB, bool REBUILD, bool BLOCKS>
 struct DirectBlock {
     static constexpr int R = 16 * MB;
     static constexpr int row_threads = n_threads / R;
-    static constexpr float log2_e = 1.4426950408889634f;
 
     const DirectArgs& p;
     const DirectLayout& plan;
@@ -174,14 +173,7 @@ struct DirectBlock {
             auto* const seq = reinterpret_cast<uint64_t*>(at + tile * (p.k_pitch + p.v_pitch));
             auto* const pos = reinterpret_cast<int32_t*>(seq + tile);
             if (static_cast<int>(threadIdx.x) < tile) {
-                const int s = threadIdx.x;
-                if (s < n) {
-                    copy_async<8>(seq + s, region.seq + first + s);
-                    copy_async<4>(pos + s, region.pos + first + s);
-                } else {
-                    seq[s] = 0;
-                    pos[s] = 0;
-                }
+                copy_mark(seq, pos, region.seq + first, region.pos + first, static_cast<int>(threadIdx.x), n);
             }
             // a block's numbers lie in all of its rows
             const int n_k = BLOCKS ? min(tile, round_up(n, region.k_block)) : n;
@@ -449,7 +441,7 @@ struct DirectBlock {
         const float* const from = merged + my_row * merged_pitch;
         const bool whole = parts.count == 1 && p.v_b == nullptr && p.leaves != Leaves::parts;
         const int64_t at = static_cast<int64_t>(split) * p.n_tokens * p.n_head + out_row;
-        if (my_part == 0 && (!whole || p.leaves != Leaves::results)) {
+        if (my_part == 0 && !whole) {
             p.partial_ml[2 * at] = state.top;
             p.partial_ml[2 * at + 1] = state.sum;
         }

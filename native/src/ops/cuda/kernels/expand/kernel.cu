@@ -2,8 +2,8 @@
 
 #include "ops/cuda/attend.h"
 #include "ops/cuda/kernels/expand/kernel.cuh"
-#include "ops/cuda/kernels/expand/score.h"
-#include "ops/cuda/softmax/combine.h"
+#include "ops/cuda/kernels/expand/layout.h"
+#include "ops/cuda/softmax/merge.h"
 
 namespace lkv::cuda {
 
@@ -69,7 +69,7 @@ cudaError_t attend_expanded(const Plan& plan, const CutProblem* beside, cudaStre
     const auto own = plan.as<ExpandPlan>();
     const ExpandArgs args{plan, plan.chunk, own.by};
     PrefillArgs full = on_expanded_rows(plan, own.prefill);
-    auto* const at = reinterpret_cast<uint8_t*>(plan.partial + parts_floats(full, Merge::rows));
+    auto* const at = reinterpret_cast<uint8_t*>(plan.partial + parts_floats(full));
     const ExpandedRows of(plan, plan.chunk);
     const ExpandTo to{at + of.k, at + of.v, reinterpret_cast<uint64_t*>(at + of.seq),
                       reinterpret_cast<int32_t*>(at + of.pos), reinterpret_cast<int32_t*>(at + of.n_slots)};
@@ -97,7 +97,7 @@ cudaError_t attend_expanded(const Plan& plan, const CutProblem* beside, cudaStre
         if (full.leaves == Leaves::parts) {
             error = add(full, chunk == 0 && beside == nullptr, chunk + 1 == chunks);
         } else if (full.n_split > 1) {
-            error = merge_parts(full, Merge::rows, stream);
+            error = merge_parts(full, nullptr, stream);
         }
     }
     return error;

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "ops/cuda/kernels/expand/latents.cuh"
-#include "ops/cuda/step/finish_key.cuh"
+#include "ops/cuda/step/rope.cuh"
 
 namespace lkv::cuda {
 

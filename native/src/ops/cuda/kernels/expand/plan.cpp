@@ -1,9 +1,8 @@
 #include <algorithm>
 
 #include "ops/cuda/kernels/expand/layout.h"
-#include "ops/cuda/kernels/expand/score.h"
 #include "ops/cuda/rows/tables.h"
-#include "ops/cuda/softmax/combine.h"
+#include "ops/cuda/softmax/merge.h"
 
 namespace lkv::cuda {
 
@@ -52,7 +51,6 @@ const char* take_rows(const Request& request, Plan& a) {
     }
     own.prefill = full;
     a.n_split = full.n_split;
-    a.merge = Merge::by_kernel;
     a.keep(own);
     return nullptr;
 }
@@ -76,7 +74,6 @@ const char* take_keys(const Request& request, Plan& a) {
     const int slot_bytes = scores ? 4 * a.n_tokens * a.n_head : row_bytes(a);
     a.chunk = std::min(most_bytes / slot_bytes / expand_slots * expand_slots,
                        round_up(request.capacity + expand_tile * p.n_regions, expand_slots));
-    a.merge = Merge::by_kernel;
     a.keep(own);
     return nullptr;
 }
@@ -86,7 +83,7 @@ cudaError_t nothing(const Plan&, cudaStream_t) { return cudaSuccess; }
 
 size_t rows_floats(const Plan& a) {
     const ExpandedRows rows(a, a.chunk);
-    return parts_floats(on_expanded_rows(a, {}), Merge::rows) + static_cast<size_t>(rows.total) / sizeof(float);
+    return parts_floats(on_expanded_rows(a, {})) + static_cast<size_t>(rows.total) / sizeof(float);
 }
 
 size_t keys_floats(const Plan& a) {

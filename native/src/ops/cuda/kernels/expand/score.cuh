@@ -10,8 +10,8 @@
 
 #include "ops/cuda/gpu/chain.cuh"
 #include "ops/cuda/kernels/expand/keys.cuh"
+#include "ops/cuda/kernels/expand/layout.h"
 #include "ops/cuda/kernels/expand/product.cuh"
-#include "ops/cuda/kernels/expand/score.h"
 
 namespace lkv::cuda {
 

@@ -107,7 +107,6 @@ __device__ inline void set_up(const MlaArgs& p, const MlaSteps& steps, const Mla
     const int thread = static_cast<int>(threadIdx.x);
     const int row = thread - (mla_threads - 32);
     if (row >= 0 && row < p.mla.rows) {
-        constexpr float log2_e = 1.4426950408889634f;
         const int of_block = static_cast<int>(blockIdx.y) * p.mla.rows + row;
         const bool exists = of_block < (token < 0 ? item.n_rows : item.unit_heads);
         const int of_item = max(token, 0) * item.unit_heads + of_block;
@@ -159,6 +158,52 @@ __device__ inline void set_up(const MlaArgs& p, const MlaSteps& steps, const Mla
     to.most_steps = (p.mla.small_tiles >> r & 1) != 0 ? 1 : p.mla.tile / step_slots;
     to.first_step = steps.steps_before(r);
     to.end_step = r == 0 ? steps.before_1 : (r == 1 ? steps.before_2 : steps.all);
+}
+
+// Tiles of rows, of their positions and sequences, into shared memory.
+
+// Row s of a staged tile begins at lead(tile) + s · pitch, which is where it begins in memory, modulo 16.
+__device__ inline uint32_t staged_lead(const MlaSide& side, const MlaTile& tile) {
+    return (side.lead + static_cast<uint32_t>(tile.first) * side.row_bytes) % 16;
+}
+
+__device__ inline void copy_rows(uint8_t* stage, const MlaSide& side, const MlaTile& tile) {
+    const int pitch = side.pitch;
+    if (pitch == 0) return;
+    const auto row_bytes = static_cast<int>(side.row_bytes);
+    const auto lead = static_cast<int>(staged_lead(side, tile));
+    const uint8_t* from = side.rows + static_cast<int64_t>(tile.first) * row_bytes - lead;
+    if (pitch == row_bytes) {  // as in memory
+        const int end = lead + tile.valid * row_bytes;
+        for (int at = 16 * static_cast<int>(threadIdx.x); at < end; at += 16 * mla_threads)
+            copy_async<16>(stage + at, from + at);
+        return;
+    }
+    // rows are as far from a multiple of 16 in the tile as in memory
+    const int bytes = static_cast<int>(side.bytes);
+    const int pieces = side.pieces;
+    const int step_rows = side.step_rows;
+    const int step_pieces = mla_threads - step_rows * pieces;
+    int row = small_quotient(static_cast<int>(threadIdx.x), pieces);
+    int piece = static_cast<int>(threadIdx.x) - row * pieces;
+    while (row < tile.valid) {
+        const int begin = lead + row * row_bytes;
+        const int at = (begin & ~15) + 16 * piece;
+        if (at < begin + bytes) copy_async<16>(stage + at + row * (pitch - row_bytes), from + at);
+        row += step_rows;
+        piece += step_pieces;
+        if (piece >= pieces) {
+            piece -= pieces;
+            row++;
+        }
+    }
+}
+
+__device__ inline void copy_marks(MlaMarks& marks, const MlaTile& tile) {
+    const int s = static_cast<int>(threadIdx.x);
+    if (s >= tile.valid) return;
+    copy_async<4>(&marks.pos[s], tile.region->pos + tile.first + s);
+    copy_async<8>(&marks.seq[s], tile.region->seq + tile.first + s);
 }
 
 }  // namespace lkv::cuda

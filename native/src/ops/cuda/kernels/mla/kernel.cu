@@ -1,9 +1,21 @@
 #include "ops/cuda/kernels/mla/kernel.cuh"
-#include "ops/cuda/kernels/mla/merge.cuh"
+#include "ops/cuda/softmax/merge.cuh"
 
 namespace lkv::cuda {
 
 namespace {
+
+// Means in f16, of the MLA kernel's own parts.
+struct LeftMeans {
+    using Args = MlaArgs;
+    static constexpr bool means = true;
+    MlaSlots counts;
+
+    __device__ explicit LeftMeans(const Args& p) : counts(p) {}
+    __device__ int parts_of(const Args& p, int token) const {
+        return p.mla.apart != 0 ? ApartShares(p).parts_of(p, token) : MlaSteps(p, counts).count;
+    }
+};
 
 template <int NT, int U, MlaK K, bool Apart = false>
 cudaError_t launch_one(const MlaArgs& args, int items, cudaStream_t stream) {
@@ -43,16 +55,7 @@ cudaError_t launch_rows(const MlaArgs& args, int items, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t merge_mla(const MlaArgs& args, const CutProblem* full, cudaStream_t stream) {
-    const int rows = args.n_tokens * (args.n_head / args.n_kv);
-    const auto groups = static_cast<unsigned>((rows + merged_rows - 1) / merged_rows);
-    const bool wide = args.v_blocks > largest_cluster;
-    const auto blocks = static_cast<unsigned>(wide ? (args.v_blocks + 1) / 2 : args.v_blocks);
-    const dim3 grid(static_cast<unsigned>(args.n_kv), blocks, groups);
-    const dim3 cluster(1, device_chains() ? blocks : 1);
-    const auto kernel = full != nullptr ? (wide ? mla_merge_kernel<2, true> : mla_merge_kernel<1, true>)
-                                        : (wide ? mla_merge_kernel<2, false> : mla_merge_kernel<1, false>);
-    return launch_clusters(cluster, kernel, grid, mla_merge_threads, 0, stream, args,
-                           full != nullptr ? *full : static_cast<const CutProblem&>(args));
+    return merge_few<LeftMeans>(args, full, stream);
 }
 
 cudaError_t launch_mla(const MlaArgs& args, int items, cudaStream_t stream) {

@@ -12,7 +12,7 @@
 #include <cuda_fp16.h>
 
 #include "ops/cuda/gpu/chain.cuh"
-#include "ops/cuda/kernels/mla/copies.cuh"
+#include "ops/cuda/kernels/mla/block.cuh"
 #include "ops/cuda/kernels/mla/scores.cuh"
 #include "ops/cuda/kernels/mla/sums.cuh"
 #include "ops/cuda/kernels/mla/weights.cuh"

@@ -112,7 +112,6 @@ const char* take(const Request& request, Plan& plan) {
     if (plan.rebuild != 0) return "K is rebuilt";
     MlaPlan mla{};
     if (const char* const reason = plan_mla_rows(request, plan, mla)) return reason;
-    plan.merge = Merge::by_kernel;
     plan.keep(mla);
     return nullptr;
 }

@@ -5,7 +5,6 @@
 
 #include "ops/cuda/gpu/mma.cuh"
 #include "ops/cuda/kernels/mla/block.cuh"
-#include "ops/cuda/kernels/mla/copies.cuh"
 
 namespace lkv::cuda {
 

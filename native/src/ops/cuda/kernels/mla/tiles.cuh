@@ -2,7 +2,7 @@
 #pragma once
 
 #include "ops/cuda/kernels/mla/layout.h"
-#include "ops/cuda/softmax/slot_counts.cuh"
+#include "ops/cuda/softmax/parts.cuh"
 
 namespace lkv::cuda {
 

@@ -89,7 +89,6 @@ template <int NT, int Steps>
 __device__ __forceinline__ int make_weights(const MlaArgs& p, MlaShared& own, const MlaMarks& marks,
                                             const MlaTile& tile, RowScores<NT>& x, __half* weights,
                                             MlaState (&state)[warp_rows<NT>], int warp, int lane) {
-    constexpr float log2_e = 1.4426950408889634f;
     constexpr int rows = warp_rows<NT>;
     uint64_t seq[Steps];
     int32_t pos[Steps];

@@ -20,13 +20,6 @@ __device__ inline void barrier_arrive(int id, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// 2^x; below 2^-126 it is 0, which a weight may be.
-__device__ inline float exp2_quick(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 // Two stored channels of a query row as K's tile orders them: word w of 16 channels.
 __device__ inline uint32_t query_word(const PrefillArgs& p, const float* row, int k16, int w) {
     return query_pair(row, p.q_width, 16 * k16 + pair_channel(w));
@@ -281,7 +274,6 @@ struct PrefillBlock {
     }
 
     __device__ __forceinline__ void read_rows(PrefillRows& of, Queries& q) const {
-        constexpr float log2_e = 1.4426950408889634f;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int row = row0 + 8 * i;
@@ -379,7 +371,6 @@ struct PrefillBlock {
     // Scores as powers of two, -INFINITY where a row sees no slot; top: the highest of the warp's slots.
     __device__ __forceinline__ void mask(Seen what, const PrefillMeta& about, const PrefillRows& rows,
                                          float (&s)[NS][4], float (&top)[2]) const {
-        constexpr float log2_e = 1.4426950408889634f;
         const float scale = p.scale * log2_e;
         if (what == seen_by_all && p.alibi_slopes == nullptr) {
 #pragma unroll
@@ -437,8 +428,8 @@ struct PrefillBlock {
         for (int j = 0; j < NS; j++) {
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                w[j][r] =
-                    bits(__floats2half2_rn(exp2_quick(s[j][2 * r] - base[r]), exp2_quick(s[j][2 * r + 1] - base[r])));
+                w[j][r] = bits(
+                    __floats2half2_rn(power_of_two(s[j][2 * r] - base[r]), power_of_two(s[j][2 * r + 1] - base[r])));
             }
         }
     }
@@ -581,7 +572,7 @@ struct PrefillBlock {
             const float by = whole ? (sum > 0.0f ? 1.0f / sum : 0.0f) : 1.0f;
             float* const to = whole ? p.out + out_row * p.head_dim : p.partial + at * width;
             const int limit = whole ? p.head_dim : width;
-            if ((!whole || p.leaves != Leaves::results) && c == 0 && part == 0) {
+            if (!whole && c == 0 && part == 0) {
                 reinterpret_cast<float2*>(p.partial_ml)[at] = make_float2(state.top[r], sum);
             }
 #pragma unroll

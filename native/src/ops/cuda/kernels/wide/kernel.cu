@@ -1,5 +1,5 @@
 #include "ops/cuda/kernels/wide/kernel.cuh"
-#include "ops/cuda/rows/kinds.h"
+#include "ops/cuda/rows/dequant.cuh"
 
 namespace lkv::cuda {
 

@@ -41,24 +41,11 @@ __global__ void __launch_bounds__(n_wide_threads, 1)
         const bool exists = of_item < item.n_rows;
         const int at = exists ? item.row_at(p, of_item) : 0;
         const int token = at / p.n_head;
-        constexpr float log2_e = 1.4426950408889634f;
         own.row_at[row] = exists ? at : -1;
         own.rows[row] = {exists ? 1ull << p.q_seq[token] : 0, exists ? p.q_pos[token] : -1,
                          exists && p.alibi_slopes != nullptr ? p.alibi_slopes[at - token * p.n_head] * log2_e : 0.0f};
     }
-    const int per_region = 4 * (p.k_blocks + p.v_blocks);
-#pragma unroll 1
-    for (int i = threadIdx.x; i < p.n_regions * per_region; i += n_wide_threads) {
-        const int r = i / per_region;
-        const int j = i - r * per_region;
-        const bool is_k = j < 4 * p.k_blocks;
-        const int at = is_k ? j : j - 4 * p.k_blocks;
-        const RegionArgs& region = p.regions[r];
-        const Chunk* const from =
-            region.chunks + (is_k ? item.k_group * 4 * p.k_blocks
-                                  : p.n_kv / p.k_group * 4 * p.k_blocks + item.v_group * 4 * p.v_blocks);
-        chunks[i] = from[at];
-    }
+    load_chunks<n_wide_threads>(p, item, chunks);
     const Parts parts(p, n_slots);
     WideShare share;
     const int part = static_cast<int>(parts.halves ? blockIdx.z / 2 : blockIdx.z);

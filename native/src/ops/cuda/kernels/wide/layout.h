@@ -2,7 +2,7 @@
 #pragma once
 
 #include "ops/cuda/kernel.h"
-#include "ops/cuda/rows/staged.h"
+#include "ops/cuda/problem.h"
 
 namespace lkv::cuda {
 

@@ -37,7 +37,6 @@ const char* take(const Request& request, Plan& a) {
     plan.rows = rows <= 16 || a.v_blocks > n_wide_warps ? 16 : 32;
     a.shrinks = 1;
     a.halves = plan.rows == max_wide_rows ? 1 : 0;
-    a.merge = p.v_b != nullptr && 64 * a.v_blocks > widest_merged_by_one ? Merge::heads : Merge::rows;
     for (const auto& [tile, stages] :
          {std::pair{128, 2}, {128, 1}, {64, 2}, {64, 1}, {32, 2}, {32, 1}, {16, 2}, {16, 1}}) {
         a.tile = tile;

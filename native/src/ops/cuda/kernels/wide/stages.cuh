@@ -47,7 +47,6 @@ template <int NT, int NB, int Kind>
 struct WidePart {
     static constexpr int R = 8 * NT;
     static constexpr bool as_stored = Kind == kind_f16_wide;  // channels and slots in their order, by matrix loads
-    static constexpr float log2_e = 1.4426950408889634f;
     static constexpr int row_threads = n_wide_threads / R;
     static constexpr int steps = max_wide_tile / (2 * row_threads);  // two neighbouring slots a thread and step
 
@@ -152,15 +151,8 @@ struct WidePart {
             const int n = min(tile, from.n_slots - first);
             if (side == 0 && static_cast<int>(threadIdx.x) < tile) {
                 uint64_t* const seq = seq_of(i);
-                auto* const pos = reinterpret_cast<int32_t*>(seq + tile);
-                const int s = threadIdx.x;
-                if (s < n) {
-                    copy_async<8>(seq + s, from.seq + first + s);
-                    copy_async<4>(pos + s, from.pos + first + s);
-                } else {
-                    seq[s] = 0;
-                    pos[s] = 0;
-                }
+                copy_mark(seq, reinterpret_cast<int32_t*>(seq + tile), from.seq + first, from.pos + first,
+                          static_cast<int>(threadIdx.x), n);
             }
             const int stage = i & stage_bits;
             const int pitch = from.pitch;
@@ -464,14 +456,11 @@ struct WidePart {
         if (my_part == 0) {
             RowEnd end{nullptr, 1.0f};
             const int row = own.row_at[share.own_row + my_row];
-            if (row >= 0 && (!is_result || p.leaves != Leaves::results)) {
-                const int64_t at = static_cast<int64_t>(own.part) * p.n_tokens * p.n_head + row;
-                reinterpret_cast<float2*>(p.partial_ml)[at] = make_float2(state.top, state.sum);
-            }
             if (row >= 0 && is_result) {
                 end = {p.out + static_cast<int64_t>(row) * p.head_dim, state.sum > 0.0f ? 1.0f / state.sum : 0.0f};
             } else if (row >= 0) {
                 const int64_t at = static_cast<int64_t>(own.part) * p.n_tokens * p.n_head + row;
+                reinterpret_cast<float2*>(p.partial_ml)[at] = make_float2(state.top, state.sum);
                 end.to = p.partial + 64 * at * p.v_blocks;
             }
             ends[my_row] = end;

@@ -65,7 +65,6 @@ private:
     uint32_t at_;
 };
 
-inline void prefetch_bytes(const uint8_t*, uint32_t) {}
 inline void before_async_access() {}
 
 }  // namespace lkv::cuda

@@ -1,7 +1,7 @@
 // ops/cuda/cluster.cuh on the emulated GPU.
 #pragma once
 
-#include <cuda_runtime_api.h>
+#include "ops/cuda/gpu/bulk_copy.cuh"
 
 namespace lkv::cuda {
 
@@ -9,8 +9,6 @@ constexpr bool has_clusters = true;
 constexpr int largest_cluster = 8;
 
 inline int cluster_blocks() { return emulated::n_ranks(); }
-inline int cluster_rank() { return emulated::rank(); }
-inline void cluster_arrive() { emulated::cluster_barrier_arrive(); }
 inline void cluster_arrive_relaxed() { emulated::cluster_barrier_arrive(); }
 inline void cluster_wait() { emulated::cluster_barrier_wait(); }
 inline uint32_t in_block(const void* at, int rank) { return emulated::address_in(emulated::address_of(at), rank); }
@@ -20,6 +18,9 @@ void emulated_store(uint32_t to, const T& x) {
     std::memcpy(emulated::at_address(to), &x, sizeof x);
     emulated::unlock();
 }
-inline void store_there(uint32_t to, float2 x) { emulated_store(to, x); }
+inline void send(uint32_t to, float x, uint32_t arrivals) {
+    emulated_store(to, x);
+    EmulatedBarrier::change(arrivals, 0, 0, sizeof x);
+}
 
 }  // namespace lkv::cuda

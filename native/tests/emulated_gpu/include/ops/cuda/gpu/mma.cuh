@@ -55,11 +55,6 @@ inline uint32_t transposed(uint32_t x) {
 }
 
 inline float power_of_two(float x) { return x < -126.0f ? 0.0f : std::exp2(x); }
-inline int kept_lane() { return emulated::lane(); }
-template <class T>
-T* kept(T* at) {
-    return at;
-}
 inline int forgotten(int x) { return x; }
 inline void prefetch(const void*) {}
 

@@ -3,18 +3,14 @@
 
 #include <cuda_runtime_api.h>
 
-#include "ops/cuda/kernel.h"
+#include "ops/cuda/softmax/cut.h"
 
 namespace lkv::cuda {
 
-// The parts of one problem, multiplied with B_v where V is latent.
-cudaError_t merge_parts(const CutProblem& parts, Merge how, cudaStream_t stream);
-// Floats of Cut::partial: sums of all parts, then what that merging needs: where heads merge [v_blocks, n_tokens, n_head, head_dim], else one
-// part's sums.
-size_t parts_floats(const CutProblem& parts, Merge how);
-
-// What the full rows left in parts is added to the latents' results, which have their maxima and sums of weights beside them.
-cudaError_t join_parts(const CutProblem& full, const CutProblem& latents, cudaStream_t stream);
+// The parts of one problem, multiplied with B_v where V is latent; full: a problem of full rows whose parts are merged with them, or null.
+cudaError_t merge_parts(const CutProblem& parts, const CutProblem* full, cudaStream_t stream);
+// Floats of Cut::partial: sums of all parts, then what merging few tokens needs, [v_blocks, n_tokens, n_head, head_dim].
+size_t parts_floats(const CutProblem& parts);
 
 // Logits [n_head] and values [n_kv, head_dim], or null: zeros; on the device.
 struct Sinks {
