@@ -27,13 +27,13 @@ int64_t ring_slots(const PlacementOptions& options, int window) {
 
 }  // namespace
 
-CacheSlots count_slots(const KvCacheOptions& options, std::span<const int> windows, bool blocks) {
+CacheSlots count_slots(const KvCacheOptions& options, std::span<const int> windows) {
     CacheSlots slots;
     slots.sink = whole_steps(int64_t{options.sink} * options.n_seq_max);
     slots.recent = recent_slots(options);
     slots.middle = static_cast<int>(whole_tiles(options.n_ctx));
     for (const int window : windows) {
-        slots.in_ring.push_back(!blocks && window > 0 && ring_slots(options, window) < slots.middle);
+        slots.in_ring.push_back(window > 0 && ring_slots(options, window) < slots.middle);
         if (slots.in_ring.back()) slots.window = std::max(slots.window, window);
     }
     if (slots.window > 0) slots.ring = static_cast<int>(ring_slots(options, slots.window));

@@ -25,8 +25,8 @@ struct CacheSlots {
     std::vector<bool> in_ring;  // of every layer
 };
 
-// windows: in tokens, of every layer, 0: none. blocks: K lies in token blocks, and all layers hold the context.
-CacheSlots count_slots(const KvCacheOptions& options, std::span<const int> windows, bool blocks);
+// windows: in tokens, of every layer, 0: none.
+CacheSlots count_slots(const KvCacheOptions& options, std::span<const int> windows);
 
 // Ubatches are as short as an exact window needs them. sees_own_rows: tokens of a longer one see each other's rows before these are stored.
 void shorten_ubatches(PlacementOptions& options, bool sees_own_rows);

@@ -60,8 +60,9 @@ void require(bool holds, const std::string& expected, const std::string& got) {
 
 int kind_of(ChunkIterator begin, ChunkIterator end) {
     const int kind = begin == end ? any_kind : begin->kind;
-    const bool has_path =
-        kind == kind_f16_wide || kind == static_cast<int>(Format::q8) || kind == static_cast<int>(Format::q4);
+    using enum Format;
+    constexpr Format formats[] = {q8, q6, q4, q3, q2, c4, c3, c2};
+    const bool has_path = kind == kind_f16_wide || std::ranges::count(formats, static_cast<Format>(kind)) > 0;
     return has_path && std::all_of(begin, end, [=](const Chunk& chunk) { return chunk.kind == kind; }) ? kind
                                                                                                        : any_kind;
 }
