@@ -73,7 +73,7 @@ Placement KvCache::make_placement(const HParams& hparams) {
     std::vector<int> windows(static_cast<size_t>(hparams.n_layer), 0);
     const auto& layers = hparams.block.layers;
     for (size_t il = 0; il < layers.size(); il++) windows[il] = layers[il].window;
-    const CacheSlots slots = count_slots(options_, windows);
+    const CacheSlots slots = count_slots(options_, windows, blocks && !options_.k_format);
     rows_.set_ring(slots.in_ring);
     if (slots.sink > 0) rows_.add_exact("sink", slots.sink, options_.sink_format);
     if (slots.recent > 0) rows_.add_exact("recent", slots.recent, options_.recent_format);

@@ -27,22 +27,23 @@ int64_t ring_slots(const PlacementOptions& options, int window) {
 
 }  // namespace
 
-CacheSlots count_slots(const KvCacheOptions& options, std::span<const int> windows) {
+CacheSlots count_slots(const KvCacheOptions& options, std::span<const int> windows, bool blocks) {
     CacheSlots slots;
     slots.sink = whole_steps(int64_t{options.sink} * options.n_seq_max);
     slots.recent = recent_slots(options);
     slots.middle = static_cast<int>(whole_tiles(options.n_ctx));
     for (const int window : windows) {
-        slots.in_ring.push_back(window > 0 && ring_slots(options, window) < slots.middle);
+        slots.in_ring.push_back(!blocks && window > 0 && ring_slots(options, window) < slots.middle);
         if (slots.in_ring.back()) slots.window = std::max(slots.window, window);
     }
     if (slots.window > 0) slots.ring = static_cast<int>(ring_slots(options, slots.window));
     return slots;
 }
 
-void shorten_ubatches(PlacementOptions& options, bool sees_own_rows) {
+void shorten_ubatches(PlacementOptions& options, bool sees_own_rows, bool on_gpu) {
     if (!options.keeps_recent()) return;
-    options.exact_ubatch = std::min(options.n_ubatch, longest_exact_ubatch);
+    const int longest = on_gpu && !sees_own_rows ? longest_exact_ubatch_on_gpu : longest_exact_ubatch;
+    options.exact_ubatch = std::min(options.n_ubatch, longest);
     if (!sees_own_rows) options.n_ubatch = options.exact_ubatch;
 }
 
