@@ -137,7 +137,7 @@ def optimizer_of(model: Any, learning_rate: Tensor) -> torch.optim.AdamW:
 def train(
     model: Any, stream: Stream, options: argparse.Namespace, report: Callable[[int, float, float], None]
 ) -> int:
-    """Steps that the time sufficed for; report: (step, seconds, loss) every --every seconds, and at the end."""
+    """Steps that the time sufficed for; report: (step, seconds, loss), every --every seconds, at the end."""
     learning_rate = torch.tensor(RATE, device=options.device)
     optimizer = optimizer_of(model, learning_rate)
     ids = torch.from_numpy(stream.ids).to(options.device)
