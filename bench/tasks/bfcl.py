@@ -4,7 +4,7 @@
 
 It wants `pip install 'latentkv[tasks]'` and `pip install --no-deps bfcl-eval==2026.3.23`, whose questions,
 functions and checkers are used. `simple`, `multiple` and `parallel` offer one function, several, or want
-several calls at once; `multi-turn` is a conversation, right where all of its functions end in the right state.
+several calls at once. `multi-turn` is a conversation, right where all functions end in the right state.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def value(rng: random.Random, kind: str) -> str:
 def needles(
     hay: str, keys: str = "words", values: str = "numbers", k: int = 1, v: int = 1, q: int = 1
 ) -> Make:
-    """Sentences that name a value each, k keys with v values, in an essay, a repeated text or other needles."""
+    """Sentences that name a value each, k keys with v values, in an essay, a repeated text or others."""
 
     def make(rng: random.Random, n: int) -> Question:
         told = [(value(rng, keys), [value(rng, values) for _ in range(v)]) for _ in range(max(k, q))]
@@ -260,7 +260,7 @@ KINDS: dict[str, Make] = {
 
 
 def longest(kind: str, seed: str, room: int, count: Callable[[str], int]) -> Question:
-    """The question of this seed with the most context that leaves it in `room` tokens, its answer included."""
+    """The question of this seed with the most context that fits `room` tokens with its answer."""
 
     def question(n: int) -> Question:
         return KINDS[kind](random.Random(seed), n)

@@ -3,8 +3,8 @@
     python bench/tasks/limits.py < program.py        status 0: it ran to its end
 
 The process has its own empty folder and environment, no network, no other process, no file to write, and
-limits of time, memory and file size. An audit hook refuses what would reach outside; namespaces and another user are
-added where the system lets. That stops accidents and ordinary malice, not an attack on the interpreter.
+limits of time, memory and file size. An audit hook refuses what would reach outside; namespaces and another
+user are added where the system lets. That stops accidents and ordinary malice, not an attack on the interpreter.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Task:
-    """groups: name of each in a Problem, tokens that a problem of it may take together with its answer. solve:
-    as many outcomes for a problem whatever the cache. columns: of the result, (): the groups."""
+    """groups: name of each in a Problem, tokens that a problem of it may take together with its answer.
+    solve: as many outcomes for a problem whatever the cache. columns: of the result, (): the groups."""
 
     name: str
     title: str
