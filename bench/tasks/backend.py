@@ -3,8 +3,8 @@
     python bench/tasks/backend.py
 
 The first line that it reads is the problem. Each further one is JSON: {"calls": [call, …]} is answered by
-their results, {"check": turns} by why the conversation failed, or "". The package evaluates calls as Python, so
-they are made of checked names and literals, and the process has no network, no files and little time.
+their results, {"check": turns} by why the conversation failed, or "". The package evaluates calls as Python,
+so they are made of checked names and literals, and the process has no network, no files and little time.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 The process has its own empty folder and environment, no network, no other process, no file to write, and
 limits of time, memory and file size. An audit hook refuses what would reach outside; namespaces and another
-user are added where the system lets. That stops accidents and ordinary malice, not an attack on the interpreter.
+user are added where the system lets. That stops accidents and ordinary malice, not an attack on Python.
 """
 
 from __future__ import annotations
