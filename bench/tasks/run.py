@@ -105,18 +105,17 @@ class Run:
     def solved(self, cache: Cache) -> list[list[Outcome]]:
         parallel = scale(cache, min(self.args.parallel, len(self.task.problems)))
         room = max(self.task.groups.values()) * parallel
-        options = ["-np", str(parallel), "-c", str(room), "--temp", "0", *cache.options]
+        options = ["-np", str(parallel), "-c", str(room), "--temp", "0", *cache.options, "--cache-ram", "0"]
         options += ["-ngl", "99"] if self.args.device == "cuda" else []
         options += ["-t", str(self.args.threads)] if self.args.threads else []
         with started([sys.executable, "-m", "latentkv"], str(cache.file), options) as (address, _):
             client = Client(address)
-            with ThreadPoolExecutor(parallel) as beside:
+            beside = ThreadPoolExecutor(parallel)
+            try:
                 waiting = [beside.submit(self.task.solve, client, each) for each in self.task.problems]
-                try:
-                    return [each.result() for each in waiting]
-                except BaseException:
-                    beside.shutdown(wait=False, cancel_futures=True)
-                    raise
+                return [each.result() for each in waiting]
+            finally:  # the server ends next, and with it what still waits for an answer
+                beside.shutdown(wait=False, cancel_futures=True)
 
     def keep(self, cache: Cache, solved: Sequence[Sequence[Outcome]], seconds: float) -> None:
         """Answers for a reader, and one row more."""

@@ -65,6 +65,8 @@ class Client:
         except urllib.error.HTTPError as error:
             said = error.read().decode("utf-8", "replace")[:500]
             raise Refused(f"error: [server] expected 200 of {path}; got {error.code}: {said}") from None
+        except OSError as error:
+            raise Refused(f"error: [server] expected an answer of {path}; got {error}") from None
 
     def chat(self, messages: list[dict[str, Any]], limit: int, **more: Any) -> dict[str, Any]:
         """OpenAI's object for an answer of at most `limit` tokens."""
