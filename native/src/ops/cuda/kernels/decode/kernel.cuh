@@ -72,8 +72,11 @@ cudaError_t launch_tile(const DecodeArgs& args, int items, cudaStream_t stream) 
 
 template <int B, KPath Path>
 cudaError_t launch_kind(const DecodeArgs& args, int items, cudaStream_t stream) {
-    return with_kind(args.kind,
-                     [&](auto kind) { return launch_tile<B, decltype(kind)::value, Path>(args, items, stream); });
+    return with_kind(args.kind, [&](auto kind) {
+        constexpr int Kind = decltype(kind)::value;
+        constexpr bool has_code = !is_stock_kind(Kind) || Path == KPath::stored;
+        return launch_tile<B, has_code ? Kind : any_kind, Path>(args, items, stream);
+    });
 }
 
 template <KPath Path>

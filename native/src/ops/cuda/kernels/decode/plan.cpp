@@ -12,7 +12,8 @@ namespace {
 // Blocks of 64 channels come in ones, twos and fours: what a group has less is no chunk of its kind.
 int decode_kind(const Problem& a) {
     const int blocks = decode_blocks(a);
-    const bool has_path = a.k_blocks == blocks && a.v_blocks == blocks && (blocks <= 2 || a.rebuild != 0);
+    const bool has_path = a.k_blocks == blocks && a.v_blocks == blocks &&
+                          (a.rebuild != 0 ? !is_stock_kind(a.kind) : blocks <= 2);
     return has_path ? a.kind : any_kind;
 }
 
