@@ -207,6 +207,7 @@ void samples() {
         {"decode", 2, 6, 1, 0, 0, false, Format::q4_0, 1, 200, 3},
         {"decode", 2, 1, 1, 0, 0, false, Format::q8_0, 8, 900, 1, 1, 64},
         {"decode", 3, 3, 1, 0, 0, false, Format::q8_0, 1, 100, 1, 0, 96},  // three blocks a head
+        {"decode", 1, 4, 1, 0, 0, false, Format::q8_0, 1, 200, 1, 0, 256},
         {"wide", 2, 6, 1, 0, 0, false, Format::q8_0, 3, 200},
         {"wide", 2, 6, 1, 0, 0, false, Format::q4_0, 5, 200, 2},
         {"prefill", 2, 4, 1, 0, 0, false, Format::q8_0, 40, 40},

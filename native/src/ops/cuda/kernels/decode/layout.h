@@ -65,6 +65,7 @@ struct DecodePlan {
     int32_t stages;   // tiles in flight
     int32_t k_pitch;  // bytes of a staged row, a multiple of 16; 0: K is read where it lies
     int32_t v_pitch;
+    int32_t alike;  // 1: K and V of a group lie at the same bytes of rows of the same length, copied by 16 bytes
 };
 
 struct DecodeArgs : CutProblem, DecodePlan {

@@ -128,6 +128,25 @@ struct DecodeWarp {
         copy_rows<32, rebuilds ? 2 : 1>(lane, to, pitch, rows, row_bytes, shared.groups[2 * of.r + side], of.first,
                                         of.n);
     }
+    // Both sides where they lie alike: half the instructions, which are a third of all with small rows.
+    __device__ __forceinline__ void copy_both(const Place& of, int at) const {
+        const RegionArgs& region = p.regions[of.r];
+        const GroupTable& group = shared.groups[2 * of.r];
+        const int across = static_cast<int>(group.bytes) / 16;
+        const int down = small_quotient(32, across);
+        const int row = small_quotient(lane, across);
+        const int byte = 16 * (lane - row * across);
+        uint8_t* to = stages + at * stage_bytes + row * p.k_pitch + byte;
+        const uint8_t* from =
+            region.k_rows + static_cast<int64_t>(of.first + row) * region.k_row_bytes + group.first + byte;
+        const ptrdiff_t to_values = region.v_rows - region.k_rows;
+        const uint32_t step = static_cast<uint32_t>(down) * region.k_row_bytes;
+#pragma unroll 1
+        for (int s = row < down ? row : tile; s < of.n; s += down, to += down * p.k_pitch, from += step) {
+            copy_async<16>(to, from);
+            copy_async<16>(to + tile * p.k_pitch, from + to_values);
+        }
+    }
     __device__ __forceinline__ void copy_marks(const Place& of, uint8_t* to) const {
         auto* const seq = reinterpret_cast<uint64_t*>(to);
         auto* const pos = reinterpret_cast<int32_t*>(seq + tile);
@@ -143,8 +162,12 @@ struct DecodeWarp {
             if (t < tile_end) {
                 const Place of = place_of(t);
                 copy_marks(of, marks + issue_stage * marks_bytes);
-                copy_side(0, of, issue_stage);
-                copy_side(1, of, issue_stage);
+                if (p.alike != 0) {
+                    copy_both(of, issue_stage);
+                } else {
+                    copy_side(0, of, issue_stage);
+                    copy_side(1, of, issue_stage);
+                }
             }
         } else {
 #pragma unroll 1

@@ -44,8 +44,8 @@ struct StockRows {
     __device__ static float excess(int j) { return bytes || j % 2 != 0 ? 1152.0f : 1032.0f; }
     __device__ static uint32_t key_operand(uint32_t word, int j, int odd) {
         const uint32_t x = odd != 0 ? word >> 8 : word;
-        if constexpr (bytes) return (x & 0x00ff00ffu) ^ (exponent | 0x00800080u);
-        return (x & (j % 2 != 0 ? 0x00f000f0u : 0x000f000fu)) | exponent;
+        if constexpr (bytes) return masked_xor(x, 0x00ff00ffu, exponent | 0x00800080u);
+        return masked_xor(x, j % 2 != 0 ? 0x00f000f0u : 0x000f000fu, exponent);
     }
 
     // Word i of a block's codes. seam: word n
@@ -144,8 +144,8 @@ struct StockRows {
                     for (int odd = 0; odd < 2; odd++) {
                         const uint32_t x = odd != 0 ? codes >> 8 : codes;
                         const __half2 code =
-                            bytes ? __hsub2(half2_of((x & 0x00ff00ffu) ^ (exponent | 0x00800080u)), less)
-                                  : __hfma2(half2_of((x & mask) | exponent), unit, less);
+                            bytes ? __hsub2(half2_of(masked_xor(x, 0x00ff00ffu, exponent | 0x00800080u)), less)
+                                  : __hfma2(half2_of(masked_xor(x, mask, exponent)), unit, less);
                         a[2 * k + odd] = bits(__hmul2(code, half2_of(scales[k][half])));
                     }
                 }
