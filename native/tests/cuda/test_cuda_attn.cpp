@@ -202,6 +202,16 @@ void samples() {
     constexpr Sample all[] = {
         {"decode", 2, 4, 1, 0, 0, false, Format::f16},
         {"decode", 2, 4, 1, 0, 0, false, Format::q4, 1, 200, 3},
+        {"decode", 2, 4, 1, 0, 0, false, Format::q8_0, 1, 300},
+        {"decode", 3, 2, 1, 0, 0, false, Format::q4_0, 2, 300, 1, 0, 64},  // rows that start on no 16 bytes
+        {"decode", 2, 6, 1, 0, 0, false, Format::q4_0, 1, 200, 3},
+        {"decode", 2, 1, 1, 0, 0, false, Format::q8_0, 8, 900, 1, 1, 64},
+        {"decode", 3, 3, 1, 0, 0, false, Format::q8_0, 1, 100, 1, 0, 96},  // three blocks a head
+        {"decode", 1, 4, 1, 0, 0, false, Format::q8_0, 1, 200, 1, 0, 256},
+        {"wide", 2, 6, 1, 0, 0, false, Format::q8_0, 3, 200},
+        {"wide", 2, 6, 1, 0, 0, false, Format::q4_0, 5, 200, 2},
+        {"prefill", 2, 4, 1, 0, 0, false, Format::q8_0, 40, 40},
+        {"prefill", 2, 4, 1, 0, 0, false, Format::q4_0, 40, 40},
         {"decode", 4, 2, 2, 128, 96, false, Format::q5},
         {"decode", 2, 4, 1, 64, 64, true, Format::q4},
         {"decode", 2, 4, 1, 64, 64, true, Format::q8, 1, 1500, 1, 1},
