@@ -810,6 +810,61 @@ void expanded() {
     }
 }
 
+// Many query rows on full f16 rows by warpgroups: a tile, several, parts of them, tiles that no row or not every row sees, free slots that
+// hold NaN; and latents expanded for them, chunk by chunk behind exact windows.
+void flash() {
+    unsigned seed = 500;
+    const auto check = [&](AttnShape s, const char* name) {
+        s.name = std::string("flash, ") + name;
+        s.seed = seed++;
+        if (lkv::test::device_limits().warpgroups) {
+            CHECK_MSG(kernel_of(DeviceCase(AttnCase(s).params)) == "flash", s.name + ": another kernel");
+        }
+        compare(s);
+    };
+    AttnShape s;
+    s.head_dim = 128;
+    s.rep = 4;
+    s.n_past = 300;
+    s.n_tokens = 70;
+    check(s, "grouped queries");
+    s.alibi = true;
+    check(s, "ALiBi");
+    s.alibi = false;
+    s.window = 77;
+    check(s, "a sliding window");
+    s.permute = true;
+    s.window = 0;
+    s.n_past = 100;
+    s.n_seq = 3;
+    s.n_tokens = 20;
+    check(s, "holes and three sequences");
+    s.permute = false;
+    s.n_past = 150;
+    check(s, "tiles of other sequences");
+    s = {};
+    s.n_tokens = 140;
+    check(s, "heads of 64");
+    s.k_formats = s.v_formats = {Format::f16, Format::f16, Format::f16};
+    s.head_dim = 128;
+    s.rep = 2;
+    check(s, "three regions");
+    s.empty_first = true;
+    check(s, "no first region");
+
+    for (const auto& [full, latents] : lkv::test::shapes_beside()) {
+        if (latents.n_past == 0 || latents.n_tokens < 9) continue;
+        const lkv::test::Beside c{AttnCase(full), AttnCase(latents)};
+        DeviceCase of_full(c.full.params);
+        DeviceCase of_latents(c.latents.params);
+        if (of_latents.args.chunk == 0) continue;
+        of_latents.args.chunk = lkv::cuda::chunk_step;
+        const double error = relative_error(of_latents.run_beside(of_full), c.oracle());
+        CHECK_MSG(error <= tolerance_of(latents),
+                  full.name + ", in chunks: relative error " + std::to_string(error));
+    }
+}
+
 // The heads of a vector turned by a position, in double.
 std::vector<double> turned(const std::vector<float>& x, const std::vector<float>& freqs, int head_dim, bool neox,
                            int pos, double mscale) {
@@ -1531,6 +1586,7 @@ int main(int argc, char** argv) {
     run("scattered_positions", true, scattered_positions);
     run("nothing_visible", true, nothing_visible);
     run("expanded", true, expanded);
+    run("flash", true, flash);
     run("grows", true, grows);
     run("wide_heads", true, [] { lkv::test::wide_heads(compare); });
     run("formats", true, [] { lkv::test::formats(compare); });
