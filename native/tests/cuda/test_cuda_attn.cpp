@@ -202,6 +202,16 @@ void samples() {
     constexpr Sample all[] = {
         {"decode", 2, 4, 1, 0, 0, false, Format::f16},
         {"decode", 2, 4, 1, 0, 0, false, Format::q4, 1, 200, 3},
+        {"decode", 2, 4, 1, 0, 0, false, Format::q8_0, 1, 300},
+        {"decode", 3, 2, 1, 0, 0, false, Format::q4_0, 2, 300, 1, 0, 64},  // rows that start on no 16 bytes
+        {"decode", 2, 6, 1, 0, 0, false, Format::q4_0, 1, 200, 3},
+        {"decode", 2, 1, 1, 0, 0, false, Format::q8_0, 8, 900, 1, 1, 64},
+        {"decode", 3, 3, 1, 0, 0, false, Format::q8_0, 1, 100, 1, 0, 96},  // three blocks a head
+        {"decode", 1, 4, 1, 0, 0, false, Format::q8_0, 1, 200, 1, 0, 256},
+        {"wide", 2, 6, 1, 0, 0, false, Format::q8_0, 3, 200},
+        {"wide", 2, 6, 1, 0, 0, false, Format::q4_0, 5, 200, 2},
+        {"prefill", 2, 4, 1, 0, 0, false, Format::q8_0, 40, 40},
+        {"prefill", 2, 4, 1, 0, 0, false, Format::q4_0, 40, 40},
         {"decode", 4, 2, 2, 128, 96, false, Format::q5},
         {"decode", 2, 4, 1, 64, 64, true, Format::q4},
         {"decode", 2, 4, 1, 64, 64, true, Format::q8, 1, 1500, 1, 1},
@@ -797,6 +807,61 @@ void expanded() {
             CHECK(kernel_of(DeviceCase(AttnCase(s).params)) == "expand keys");
             compare(s);
         }
+    }
+}
+
+// Many query rows on full f16 rows by warpgroups: a tile, several, parts of them, tiles that no row or not every row sees, free slots that
+// hold NaN; and latents expanded for them, chunk by chunk behind exact windows.
+void flash() {
+    unsigned seed = 500;
+    const auto check = [&](AttnShape s, const char* name) {
+        s.name = std::string("flash, ") + name;
+        s.seed = seed++;
+        if (lkv::test::device_limits().warpgroups) {
+            CHECK_MSG(kernel_of(DeviceCase(AttnCase(s).params)) == "flash", s.name + ": another kernel");
+        }
+        compare(s);
+    };
+    AttnShape s;
+    s.head_dim = 128;
+    s.rep = 4;
+    s.n_past = 300;
+    s.n_tokens = 70;
+    check(s, "grouped queries");
+    s.alibi = true;
+    check(s, "ALiBi");
+    s.alibi = false;
+    s.window = 77;
+    check(s, "a sliding window");
+    s.permute = true;
+    s.window = 0;
+    s.n_past = 100;
+    s.n_seq = 3;
+    s.n_tokens = 20;
+    check(s, "holes and three sequences");
+    s.permute = false;
+    s.n_past = 150;
+    check(s, "tiles of other sequences");
+    s = {};
+    s.n_tokens = 140;
+    check(s, "heads of 64");
+    s.k_formats = s.v_formats = {Format::f16, Format::f16, Format::f16};
+    s.head_dim = 128;
+    s.rep = 2;
+    check(s, "three regions");
+    s.empty_first = true;
+    check(s, "no first region");
+
+    for (const auto& [full, latents] : lkv::test::shapes_beside()) {
+        if (latents.n_past == 0 || latents.n_tokens < 9) continue;
+        const lkv::test::Beside c{AttnCase(full), AttnCase(latents)};
+        DeviceCase of_full(c.full.params);
+        DeviceCase of_latents(c.latents.params);
+        if (of_latents.args.chunk == 0) continue;
+        of_latents.args.chunk = lkv::cuda::chunk_step;
+        const double error = relative_error(of_latents.run_beside(of_full), c.oracle());
+        CHECK_MSG(error <= tolerance_of(latents),
+                  full.name + ", in chunks: relative error " + std::to_string(error));
     }
 }
 
@@ -1521,6 +1586,7 @@ int main(int argc, char** argv) {
     run("scattered_positions", true, scattered_positions);
     run("nothing_visible", true, nothing_visible);
     run("expanded", true, expanded);
+    run("flash", true, flash);
     run("grows", true, grows);
     run("wide_heads", true, [] { lkv::test::wide_heads(compare); });
     run("formats", true, [] { lkv::test::formats(compare); });

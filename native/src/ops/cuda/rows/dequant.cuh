@@ -173,7 +173,7 @@ __device__ constexpr int kind_of_codes(int kind) {
     return format_scaled_by_row(static_cast<Format>(kind)) ? kind - apart : kind;
 }
 
-// ggml's blocks of one scale and four codes a word. Codes: small integers of the word's bytes q % 2 and two further, and what is zero.
+// ggml's blocks of one scale. Codes: of a word's bytes q % 2 and two further, as 1024 and more in f16, and which of these is zero.
 template <class Codes>
 struct BlockReader {
     __half2 scale;
@@ -182,11 +182,19 @@ struct BlockReader {
         : scale(splat_half(static_cast<uint16_t>(u16_at(row + chunk.affine)))), codes_of(chunk) {}
 
     __device__ uint32_t value(uint32_t word, int q) const {
-        return bits(__hmul2(__hsub2(small_ints(codes_of(word, q)), __float2half2_rn(Codes::zero)), scale));
+        return bits(__hmul2(__hsub2(half2_of(codes_of(word, q)), __float2half2_rn(Codes::zero)), scale));
     }
     __device__ void all(const uint8_t* codes, uint32_t (&out)[8]) const {
+        // whole words: four, or parts of five
+        const bool parted = reinterpret_cast<uintptr_t>(codes) % 4 != 0;
+        const auto* const at = reinterpret_cast<const uint32_t*>(codes - (parted ? 2 : 0));
+        uint32_t word[5];
 #pragma unroll
-        for (int p = 0; p < 8; p++) out[p] = value(u32_at<false>(codes + 4 * ((p & 3) >> 1) + 8 * (p >> 2)), p);
+        for (int i = 0; i < 5; i++) word[i] = at[i < 4 || parted ? i : 3];
+#pragma unroll
+        for (int i = 0; i < 4; i++) word[i] = __byte_perm(word[i], word[i + 1], parted ? 0x5432 : 0x3210);
+#pragma unroll
+        for (int p = 0; p < 8; p++) out[p] = value(word[((p & 3) >> 1) + 2 * (p >> 2)], p);
     }
     __device__ void half(const uint8_t* codes, int h, uint32_t (&out)[4]) const {
 #pragma unroll
@@ -196,17 +204,19 @@ struct BlockReader {
 
 // Two's complement to excess 128.
 struct SignedBytes {
-    static constexpr float zero = 128.0f;
+    static constexpr float zero = 1024.0f + 128.0f;
     __device__ explicit SignedBytes(const Chunk&) {}
     __device__ uint32_t operator()(uint32_t word, int q) const {
-        return (word ^ 0x80808080u) >> (8 * (q & 1)) & 0x00ff00ffu;
+        return ((word >> (8 * (q & 1))) & 0x00ff00ffu) ^ 0x64806480u;
     }
 };
 struct Nibbles {
-    static constexpr float zero = 8.0f;
+    static constexpr float zero = 1024.0f + 8.0f;
     int shift;
     __device__ explicit Nibbles(const Chunk& chunk) : shift(4 * chunk.odd) {}
-    __device__ uint32_t operator()(uint32_t word, int q) const { return word >> (8 * (q & 1) + shift) & 0x000f000fu; }
+    __device__ uint32_t operator()(uint32_t word, int q) const {
+        return (word >> (8 * (q & 1) + shift) & 0x000f000fu) | 0x64006400u;
+    }
 };
 template <>
 struct ChunkReader<Q8_0> : BlockReader<SignedBytes> {
@@ -352,6 +362,12 @@ __device__ inline bool with_chunk(const uint8_t* row, const Chunk& chunk, Use&& 
     } else if constexpr (Kind != any_kind) {
         use(PlaneReader<affine_bits(Kind)>(row, chunk));
         return true;
+    } else if constexpr (Kind == static_cast<int>(Format::q8_0)) {
+        use(ChunkReader<Q8_0>(row, chunk));
+        return true;
+    } else if constexpr (Kind == static_cast<int>(Format::q4_0)) {
+        use(ChunkReader<Q4_0>(row, chunk));
+        return true;
     }
     switch (kind_of_codes(chunk.kind)) {
         case kind_f16_wide:
@@ -378,6 +394,8 @@ __device__ inline bool with_chunk(const uint8_t* row, const Chunk& chunk, Use&& 
 
 // Kinds that have code of their own where all chunks are of one.
 #define LKV_OWN_KINDS(X) X(kind_f16_wide) X(static_cast<int>(Format::q8)) X(static_cast<int>(Format::q4))
+// Beside them, of whole rows.
+#define LKV_STOCK_KINDS(X) X(static_cast<int>(Format::q8_0)) X(static_cast<int>(Format::q4_0))
 
 // Launches by what all chunks are: launch(kind) gets it as a constant.
 template <class Launch>
@@ -387,6 +405,7 @@ cudaError_t with_kind(int kind, Launch&& launch) {
     case own:  \
         return launch(std::integral_constant<int, own>{});
         LKV_OWN_KINDS(X)
+        LKV_STOCK_KINDS(X)
 #undef X
         default:
             return launch(std::integral_constant<int, any_kind>{});
@@ -413,6 +432,7 @@ __device__ __forceinline__ void with_group_kind(int kind, Use&& use) {
 }
 
 #undef LKV_OWN_KINDS
+#undef LKV_STOCK_KINDS
 
 __device__ inline void pairs_of_chunk(const uint8_t* row, const Chunk& chunk, uint32_t (&out)[8]) {
     if (!with_chunk(row, chunk, [&](const auto& reader) { reader.all(row + chunk.codes, out); })) {

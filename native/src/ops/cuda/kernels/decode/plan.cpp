@@ -14,9 +14,12 @@ namespace {
 // Blocks of 64 channels come in ones, twos and fours: what a group has less is no chunk of its kind.
 int decode_kind(const Problem& a) {
     const int blocks = decode_blocks(a);
-    const bool has_path = a.k_blocks == blocks && a.v_blocks == blocks && (blocks <= 2 || a.rebuild != 0);
+    const bool has_path = a.k_blocks == blocks && a.v_blocks == blocks &&
+                          (is_stock_kind(a.kind) ? a.rebuild == 0 : blocks <= 2 || a.rebuild != 0);
     return has_path ? a.kind : any_kind;
 }
+
+constexpr int least_stock_slots = 256;  // of a part
 
 // Parts of the sequence. resident: thread blocks that the device runs at once
 int decode_parts(const CutProblem& a, int capacity, int resident) {
@@ -29,6 +32,23 @@ std::vector<int> dims_by_plane(int head_dim, int n_rot, bool neox) {
     std::vector<int> dims;
     for (int i = 0; i < 16 * plane_tiles(head_dim, n_rot); i++) dims.push_back(plane_dim(head_dim, n_rot, neox, i));
     return dims;
+}
+
+// Whether one loop may copy K and V, a group's row by at most as many threads as a warp has.
+bool lie_alike(const LatentAttnParams& p, const Problem& a) {
+    for (int r = 0; r < p.n_regions; r++) {
+        const RegionView& region = p.regions[r];
+        if (p.k_group != p.v_group || region.k.row_bytes != region.v.row_bytes) return false;
+        for (int g = 0; g < region.k.n_groups; g++) {
+            std::vector<Chunk> chunks;
+            const GroupTable k = group_table(region.k, region.k.groups[g], a.k_blocks, chunks);
+            const GroupTable v = group_table(region.v, region.v.groups[g], a.v_blocks, chunks);
+            if (k.access_bits != 4 || k.first != v.first || k.bytes != v.bytes || k.bytes == 0 || k.bytes > 32 * 16) {
+                return false;
+            }
+        }
+    }
+    return true;
 }
 
 DecodeArgs args_of(const Plan& plan) { return {plan, plan.as<DecodePlan>(), plan.packed}; }
@@ -49,7 +69,7 @@ bool choose(const Request& request, std::span<const Choice> choices, const auto&
         const int room = device.shared_bytes / choice.resident - 1024 * (choice.resident - 1) - decode_static_bytes;
         const DecodeArgs args = args_of(a);
         if (DecodeLayout(args).total(args) > room) continue;
-        a.least_tiles = 2 * n_warps;
+        a.least_tiles = is_stock_kind(a.kind) ? least_stock_slots / a.tile : 2 * n_warps;
         a.n_split = decode_parts(a, request.capacity, device.n_multiprocessors * choice.resident);
         return true;
     }
@@ -100,6 +120,7 @@ const char* take(const Request& request, Plan& a) {
                        ? 0
                        : widest_pitch(request.params, &RegionView::k, a.k_blocks);
     plan.v_pitch = widest_pitch(request.params, &RegionView::v, a.v_blocks);
+    plan.alike = a.rebuild == 0 && lie_alike(request.params, a) ? 1 : 0;
     // K rebuild from 64 channels: sixteen warps share one set of tables where they fit
     constexpr Choice choices[] = {{32, 2, 16, 1}, {32, 1, 16, 1}, {16, 2, 16, 1}, {16, 1, 16, 1}, {32, 3, 8, 2},
                                   {32, 2, 8, 2},  {16, 3, 8, 2},  {16, 2, 8, 2},  {32, 3, 8, 1},  {16, 4, 8, 1},
@@ -109,7 +130,7 @@ const char* take(const Request& request, Plan& a) {
                  (choice.stages == 1 && a.rebuild == 0) ||  // a direct K is copied a tile ahead
                  // registers of one thread block fill the multiprocessor
                  (choice.resident == 2 && blocks > (a.rebuild != 0 ? 1 : 2)) ||
-                 (choice.tile == 32 && a.rebuild != 0 && blocks > 2));
+                 (choice.tile == 32 && blocks > 2 && (a.rebuild != 0 || is_stock_kind(a.kind))));
     };
     return choose(request, choices, allowed, plan, a) ? nullptr : "no tile fits shared memory";
 }
