@@ -149,24 +149,30 @@ class Check:
             return list(stream.each(nats, len(names)))
 
 
-Rows = tuple["Tensor", "Tensor"]  # k (after RoPE) and v [1, n_kv, T, head_dim]
+Rows = tuple["Tensor", "Tensor"]  # k (after RoPE) and v [n, n_kv, T, head_dim]
 
 
 class Copies:
     """K and V of one layer's input as readers of the cache get them back: of exact tokens, and of those that
-    have left the exact window. These come from the former: a row is full when it leaves."""
+    have left the exact window. These come from the former: a row is full when it leaves. replaced: by side,
+    other rows than the plan's own."""
 
-    def __init__(self, work: Work, plan: Plan, index: int) -> None:
+    def __init__(
+        self, work: Work, plan: Plan, index: int, replaced: Mapping[str, Replaced] | None = None
+    ) -> None:
         layer = plan.layers[index]
         self.n_kv, self.mla = work.spec.at(index).n_kv, work.spec.mla
         self.exact = plan.recent_format
-        self.replaced = {side: Replaced(work, layer.side(side), index, side) for side in SIDES}
+        own = {} if replaced is None else replaced
+        self.replaced = {
+            side: own.get(side) or Replaced(work, layer.side(side), index, side) for side in SIDES
+        }
         self.leaves = plan.recent > 0  # tokens the window
         self.rotated = layer.k.path == "rotated"
         self.of_value = layer.k == OF_VALUE
 
     def __call__(self, live: Layer, hidden: Tensor, positions: LayerPositions) -> tuple[Rows | None, Rows]:
-        """hidden [1, T, d]. No exact rows: they are what the model makes."""
+        """hidden [n, T, d]; n is 1 with MLA. No exact rows: they are what the model makes."""
         x = live.attention_input(hidden)
         if self.mla is not None:
             return self._of_one_row(live, x, positions)
@@ -175,9 +181,9 @@ class Copies:
         if self.of_value:
             keys = [with_rope(live.attn_k_norm(rows)) for rows in values]
         elif self.rotated:
-            key = with_rope(live.heads("k", live.attn_k(x)))[0].transpose(0, 1)  # [T, n_kv, head_dim]
-            both = self._both(key.flatten(1), "k")
-            keys = [rows.reshape(key.shape).transpose(0, 1)[None] for rows in both]
+            key = with_rope(live.heads("k", live.attn_k(x))).transpose(1, 2)  # [n, T, n_kv, head_dim]
+            both = self._both(key.flatten(0, 1).flatten(1), "k")
+            keys = [rows.reshape(key.shape).transpose(1, 2) for rows in both]
         else:
             keys = self._projected(live.attn_k, x, "k", lambda rows: with_rope(live.heads("k", rows)))
         read = None if self.exact == "f16" else (keys[0], values[0])
@@ -201,7 +207,8 @@ class Copies:
     ) -> list[Tensor]:
         """Exact and old rows of a projection's output; what is cached is without its bias."""
         bias = 0 if module.bias is None else module.bias
-        return [heads((rows + bias)[None]) for rows in self._both(module(x)[0] - bias, side)]
+        both = self._both((module(x) - bias).flatten(0, 1), side)
+        return [heads((rows + bias).unflatten(0, x.shape[:2])) for rows in both]
 
     def _both(self, rows: Tensor, side: str) -> tuple[Tensor, Tensor]:
         """[n, w] as exact tokens are stored, a segment for every head, and as they are when they left."""
@@ -210,7 +217,8 @@ class Copies:
         replaced, exact = self.replaced[side], rows
         if self.exact != "f16":
             heads = replaced.about_mean(rows).unflatten(1, (self.n_kv, -1))
-            exact = replaced.with_mean(quantizer.stored(heads, self.exact).flatten(1))
+            held = quantizer.stored(heads.detach(), self.exact)
+            exact = replaced.with_mean(straight_through(heads, held).flatten(1))
         return exact, replaced(exact if self.leaves else rows)
 
 
@@ -234,24 +242,36 @@ class Replaced:
         """[n, w] -> [n, w]: the projection's output without bias, or a rotated k."""
         import torch
 
-        from ..rows import quantizer
-
         if self.plan.formats is None:
             return x
         x = self.about_mean(x)
         parts = x.split([len(down) for down, _ in self.factors], dim=1)
         latent = torch.cat(
-            [(part.double() @ down).float() for part, (down, _) in zip(parts, self.factors, strict=True)], 1
+            [(part.to(down) @ down).float() for part, (down, _) in zip(parts, self.factors, strict=True)], 1
         )
-        segments = zip(self.plan.segments, self.plan.formats, strict=True)
-        kept = quantizer.stored_rows(
-            latent, [pair for group in segments for pair in zip(*group, strict=True)]
-        ).split([len(up) for _, up in self.factors], dim=1)
-        back = [(part.double() @ up).float() for part, (_, up) in zip(kept, self.factors, strict=True)]
+        kept = straight_through(latent, self.held(latent.detach())).split(
+            [len(up) for _, up in self.factors], dim=1
+        )
+        back = [(part.to(up) @ up).float() for part, (_, up) in zip(kept, self.factors, strict=True)]
         return self.with_mean(torch.cat(back, dim=1))
+
+    def held(self, latent: Tensor) -> Tensor:
+        """[n, ranks] what a cache returns."""
+        from ..rows import quantizer
+
+        assert self.plan.formats is not None
+        segments = zip(self.plan.segments, self.plan.formats, strict=True)
+        return quantizer.stored_rows(
+            latent, [pair for group in segments for pair in zip(*group, strict=True)]
+        )
 
     def about_mean(self, x: Tensor) -> Tensor:
         return x if self.mean is None else x - self.mean
 
     def with_mean(self, x: Tensor) -> Tensor:
         return x if self.mean is None else x + self.mean
+
+
+def straight_through(x: Tensor, held: Tensor) -> Tensor:
+    """held, what a cache returns for x, with the gradient of x."""
+    return held if not x.requires_grad else x + (held - x.detach())
