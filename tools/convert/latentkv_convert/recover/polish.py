@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from ..calibrate.sample import Encoded, encode, read_text
 from ..compute.arithmetic import model_arithmetic
 from ..course import POLISH
 from ..errors import ConvertError, warn
-from ..ir import SIDES, Plan
+from ..ir import SIDES, Plan, Polished
 from ..plan.forecast import Check, held_back
 from ..recipe import Recipe
 from ..work import Work
@@ -39,19 +38,6 @@ BETAS = (0.9, 0.99)
 Windows = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Polished:
-    """What training was worth; nats per token on windows that nothing was fitted to."""
-
-    steps: int
-    kept: int  # the step whose factors are in the file; 0: the plan's own
-    before: tuple[float, ...]  # by text: the calibration's, and another one
-    after: tuple[float, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
 def polished(recipe: Recipe, work: Work, plan: Plan, n_checked: int) -> Plan:
     """The plan with the forecast of factors that are trained, which the work has then.
 
@@ -65,9 +51,10 @@ def polished(recipe: Recipe, work: Work, plan: Plan, n_checked: int) -> Plan:
     rows, found = train(work, plan, recipe.options["polish"], windows, guards, seen.predicted)
     if not found.kept:
         warn("--polish", "factors that lose less", "none that did", "the plan's own are written")
-        return plan
+        return replace(plan, polished=found)
     work.polished = {key: own.trained() for key, own in rows.items()}
-    return replace(plan, forecast=Check(work, n_checked).measured(plan, seen.predicted))
+    seen = Check(work, n_checked).measured(plan, seen.predicted)
+    return replace(plan, forecast=seen, polished=found)
 
 
 def texts(recipe: Recipe, work: Work, n_checked: int) -> tuple[Windows, list[Windows]]:
