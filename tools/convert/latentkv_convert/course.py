@@ -19,6 +19,7 @@ POLISH = "polishing"
 WRITE = "writing"
 
 ROUGHLY = 2  # windows that a plan is checked on first
+SHARED = 8  # windows whose loss is divided among the segments of a plan
 
 # Seconds of two cores of an AMD EPYC of 2024. On other machines all of them are longer or shorter together.
 _PRODUCT = {True: 0.7e12, False: 0.35e12}  # operations a second: of bf16, of f32
@@ -54,8 +55,10 @@ def steps(
         found.append((CHOOSE, 2 * window * check))
     found += [(CHOOSE, choose)] * n_choices
     if n_checked:
-        first = min(n_checked, ROUGHLY)
-        found += [(CHECK, 2 * n * window * check) for n in (first, n_checked - first) if n]
+        first, a_run = min(n_checked, ROUGHLY), 2 * window * check
+        back_too = min(SHARED * window, recipe.fisher_tokens) * (3 * check + _SCORE_BACK * scores + entries)
+        times = (first * a_run, back_too, first * a_run, (n_checked - first) * a_run)
+        found += [(CHECK, seconds) for seconds in times if seconds]
     if polish := recipe.options.get("polish"):
         found.append((POLISH, 4 * window * polish * (4 * up + _SCORE_BACK * scores + entries)))
         found.append((CHECK, 2 * n_checked * window * check))

@@ -23,10 +23,10 @@ from ..compute.arithmetic import model_arithmetic
 from ..course import POLISH
 from ..errors import ConvertError, warn
 from ..ir import SIDES, Plan, Polished
+from ..plan.compressed import Compressed
 from ..plan.forecast import Check, held_back
 from ..recipe import Recipe
 from ..work import Work
-from .compressed import Compressed
 from .trained_rows import TrainedRows
 
 BATCH = 4  # windows of a step
@@ -101,7 +101,7 @@ def train(
     """windows [n, window] to learn from; guards: of each text some that nothing was fitted to, the first of
     the same text. predicted: the plan's loss by the Fisher moments, nats per token."""
     rows = rows_of(work, plan)
-    model = Compressed(work, plan, rows, windows[:1])
+    model = Compressed(work, plan, rows, windows[:1], repeats=True)
     parameters = [each for own in rows.values() for each in own.parameters]
     # A number costs ½ p² nats, so all of them moved by the rate, this share of the prediction.
     n = sum(each.numel() for each in parameters)
@@ -117,12 +117,12 @@ def train(
         bar.update(1)
         for step, batch in zip(range(1, steps + 1), batches(windows, rng), strict=False):
             model.read(batch, int(rng.integers(0, last + 1)))
-            exact, cached, inputs = model.up(keep=True)
+            exact, cached = model.up(keep=True)
             # The first tokens read few compressed rows.
             nats, above = model.divergence(exact, cached, slice(windows.shape[1] // 4, -1))
             if not math.isfinite(sum(nats)):
                 raise ConvertError("--polish", "a finite loss", f"{nats[0]} at step {step}", "leave it out")
-            model.down(inputs, above)
+            model.down(above)
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
@@ -152,7 +152,7 @@ class Guard:
         found = []
         for windows in self.texts:
             self.model.read(windows)
-            exact, cached, _ = self.model.up(keep=False)
+            exact, cached = self.model.up(keep=False)
             nats, _ = self.model.divergence(exact, cached, slice(windows.shape[1] // 2, -1))
             found.append(float(np.mean(nats)))
         return tuple(found)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..compute import floats
 from ..fuse.rotation import finished
 from ..ir import Basis, SidePlan
-from ..plan.forecast import Replaced
+from ..plan.read_back import Replaced
 from ..rows import cached_rows
 from ..work import Work
 

@@ -1,15 +1,15 @@
-"""The compressed model beside the uncompressed one, a layer at a time, with gradients of what is trained.
+"""The compressed model beside the uncompressed one, a layer at a time, with gradients by numbers of its rows.
 
-Memory holds a step's hidden states, one layer's activations of one window, and as many layers as there is
-room for; the others are read again in every pass.
+Memory holds the hidden states of all layers, one layer's activations of one window, and as many layers as
+there is room for; the others are read again in every pass.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,35 +19,53 @@ from torch import Tensor
 from ..calibrate import head
 from ..calibrate.decoder import Layer
 from ..calibrate.positions import Positions
+from ..calibrate.saved.states import States
 from ..calibrate.stream import LayerStream
 from ..calibrate.two_copies import TwoCopies
 from ..course import n_weights
 from ..ir import SIDES, Plan
-from ..plan.forecast import Copies
 from ..rows import sizes
 from ..work import Work
-from .trained_rows import TrainedRows
+from .read_back import Copies, Replaced
 
 ROOM = 0.5  # share of the free memory that layers are kept in
 SHELF = 1 << 30  # bytes of hidden states that stay on a device; more are moved to the host
+TOGETHER = 1 << 24  # numbers of hidden states that go through a layer together on a device
 
-TOGETHER = 1 << 24  # numbers of hidden states
 
-Rows = Mapping[tuple[int, str], TrainedRows]  # by layer and side
-Live = Mapping[str, TrainedRows]  # of one layer
+class Part(Protocol):
+    """One side of a layer, with numbers whose gradients are asked for."""
+
+    @property
+    def parameters(self) -> Sequence[Tensor]: ...
+    def live(self) -> Part:
+        """With what gradients go back through to the parameters."""
+
+    def noting(self, part: int) -> Replaced:
+        """With a place for what the cache returns for this part of the windows, from the way up to the way
+        down."""
+
+
+Parts = Mapping[tuple[int, str], Part]  # by layer and side
+Live = Mapping[str, Any]  # of one layer
 
 
 class Compressed(LayerStream):
-    """A plan's model, on windows of one length that `read` puts in."""
+    """A plan's model, on windows of one length that `read` puts in. repeats: it does so many times, so layers
+    are kept as far as there is room."""
 
-    def __init__(self, work: Work, plan: Plan, rows: Rows, windows: NDArray[np.int64]) -> None:
+    def __init__(
+        self, work: Work, plan: Plan, rows: Parts, windows: NDArray[np.int64], repeats: bool
+    ) -> None:
         device = torch.device(work.device)
-        self._room = int(ROOM * _free_bytes(device))
-        reduced = device.type == "cuda" and 4 * n_weights(work.source) > self._room
+        self._room = int(ROOM * _free_bytes(device)) if repeats else 0
+        reduced = repeats and device.type == "cuda" and 4 * n_weights(work.source) > self._room
         super().__init__(work.source, windows, work.device, "polish", reduced=reduced)
         self.work, self.plan, self.rows = work, plan, rows
         self.batch = sizes.demotion_batch() if plan.recent else 1
         self._layers: dict[int, Layer] = {}
+        self._inputs: dict[int, Tensor] = {}
+        self._shelf = States()
 
     def read(self, windows: NDArray[np.int64], begin: int = 0) -> None:
         """begin: position of the first token."""
@@ -71,19 +89,20 @@ class Compressed(LayerStream):
         """Windows that go through a layer together: on a device, whose launches are most of a small model's
         time, as many as there is memory for."""
         n, window = self.tokens.shape
-        size = 1 if self.device.type == "cpu" else max(1, TOGETHER // (window * self.spec.n_embd))
+        alone = self.device.type == "cpu" or self.spec.mla is not None
+        size = 1 if alone else max(1, TOGETHER // (window * self.spec.n_embd))
         return [slice(begin, min(begin + size, n)) for begin in range(0, n, size)]
 
-    def up(self, keep: bool) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Last outputs [windows, window, d] of the uncompressed model and of the compressed one; and, to go
-        down from, the inputs of all of its layers."""
+    def up(self, keep: bool) -> tuple[Tensor, Tensor]:
+        """Last outputs [windows, window, d] of the uncompressed model and of the compressed one. keep: what
+        `down` needs."""
         exact = self.embed().to(self.device)
-        cached, inputs, parts = exact.clone(), [], self.parts()
+        cached, parts = exact.clone(), self.parts()
         is_much = cached.nbytes * self.spec.n_layer > SHELF
         with torch.no_grad():
             for index in range(self.spec.n_layer):
                 if keep:
-                    inputs.append(cached.to("cpu" if is_much else self.device, copy=True))
+                    self._keep(index, cached, is_much)
                 rows = self._live(index)
                 with self.layer(index, index + 1) as live:
 
@@ -98,16 +117,23 @@ class Compressed(LayerStream):
 
                     for _ in self.each(step, 2 * len(parts)):
                         pass
-        return exact, cached, inputs
+        return exact, cached
 
-    def down(self, inputs: list[Tensor], above: Tensor) -> None:
-        """Adds to the gradients of what is trained, from those by the last outputs. Empties inputs."""
+    def _keep(self, index: int, inputs: Tensor, is_much: bool) -> None:
+        if is_much:
+            self._shelf.keep(f"h{index}", inputs.clone() if self.device.type == "cpu" else inputs)
+        else:
+            self._inputs[index] = inputs.clone()
+
+    def down(self, above: Tensor) -> None:
+        """Adds to the gradients of all parameters, from those by the last outputs, after up(keep=True)."""
         parts = self.parts()
         for index in reversed(range(self.spec.n_layer)):
             own = [self.rows[index, side] for side in SIDES if (index, side) in self.rows]
             wanted = [parameter for rows in own for parameter in rows.parameters]
-            noted = inputs[-1].device == self.device
-            kept = inputs.pop().to(self.device)
+            noted = index in self._inputs
+            kept = self._inputs.pop(index) if noted else self._shelf.take(f"h{index}").to(self.device)
+            self._shelf.drop(f"h{index}")
             below = torch.empty_like(above)
             with self.layer(index, index - 1) as live:
 
