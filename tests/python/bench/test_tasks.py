@@ -44,7 +44,7 @@ def test_an_endless_program_is_ended() -> None:
 
 
 PROBLEM = {
-    "prompt": 'import math\n\n\ndef half(x):\n    return x / 2\n\n\ndef area(r):\n    """Half a circle\'s."""\n',
+    "prompt": "import math\n\n\ndef half(x):\n    return x / 2\n\n\ndef area(r):\n    '''Area.'''\n",
     "entry_point": "area",
     "test": "def check(candidate):\n    assert abs(candidate(2) - 2 * 3.14159) < 0.01\n",
 }
