@@ -192,5 +192,7 @@ def command_line(task: Task, args: argparse.Namespace) -> str:
     words += ["--groups", args.groups] if args.groups else []
     words += ["--problems", str(args.problems)] if args.problems else []
     words += ["--parallel", str(args.parallel)]
+    for name in ("kinds", "samples", "turns"):  # of one task alone
+        words += [f"--{name}", str(getattr(args, name))] if getattr(args, name, "") else []
     words += ["--save", args.save] if args.save else []
     return shlex.join(words)

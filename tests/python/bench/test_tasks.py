@@ -107,7 +107,7 @@ def test_what_is_asked_for_is_in_the_text(kind: str, monkeypatch: pytest.MonkeyP
 
 
 def test_numbers_of_a_stock_list_are_unique() -> None:
-    parts = [part for page in conversation.stock(random.Random(1)) for part in page]
+    parts = [part for page in conversation.stock(random.Random(1), conversation.TURNS) for part in page]
     assert len(parts) == conversation.PARTS * conversation.TURNS // 2
     assert len({part["serial"] for part in parts}) == len({part["part"] for part in parts}) == len(parts)
 
