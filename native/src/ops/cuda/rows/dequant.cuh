@@ -354,14 +354,14 @@ __device__ inline bool with_chunk(const uint8_t* row, const Chunk& chunk, Use&& 
     if constexpr (Kind == kind_f16_wide) {
         use(WideF16Reader(row, chunk));
         return true;
-    } else if constexpr (Kind != any_kind) {
-        use(PlaneReader<affine_bits(Kind)>(row, chunk));
-        return true;
     } else if constexpr (Kind == static_cast<int>(Format::q8_0)) {
         use(ChunkReader<Q8_0>(row, chunk));
         return true;
     } else if constexpr (Kind == static_cast<int>(Format::q4_0)) {
         use(ChunkReader<Q4_0>(row, chunk));
+        return true;
+    } else if constexpr (Kind != any_kind) {
+        use(PlaneReader<affine_bits(Kind)>(row, chunk));
         return true;
     }
     switch (kind_of_codes(chunk.kind)) {
