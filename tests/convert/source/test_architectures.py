@@ -74,6 +74,8 @@ CASES = [
     case("minimax_m2"),
     case("dots1"),
     case("afmoe"),
+    case("hunyuan_v1_dense"),
+    case("hunyuan_v1_moe"),
     case("qwen2_vl"),
     case("qwen3_vl"),
     case("qwen3_vl_moe"),

@@ -41,6 +41,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("minimax_m2", {}),
     ("dots1", {}),
     ("afmoe", {}),
+    ("hunyuan_v1_dense", {}),
+    ("hunyuan_v1_moe", {}),
     ("qwen2_vl", {}),
     ("qwen3_vl_moe", {}),
     ("laguna", {}),
