@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tasks import conversation, haystack, humaneval, limits, run
+from tasks import conversation, haystack, humaneval, limits, run, together
 from tasks.backend import called
 from tasks.task import Client, Outcome, Problem, Refused, Task
 
@@ -110,6 +110,22 @@ def test_numbers_of_a_stock_list_are_unique() -> None:
     parts = [part for page in conversation.stock(random.Random(1), conversation.TURNS) for part in page]
     assert len(parts) == conversation.PARTS * conversation.TURNS // 2
     assert len({part["serial"] for part in parts}) == len({part["part"] for part in parts}) == len(parts)
+
+
+def test_tasks_stand_in_one_table() -> None:
+    def result(score: float, *caches: str) -> dict[str, Any]:
+        columns = [{"key": "share", "unit": "%"}, {"key": "few", "unit": "%"}, {"key": "lost", "unit": ""}]
+        rows = [
+            {"cache": cache, "share": 50, "few": score, "lost": at or None, "won": at or None}
+            for at, cache in enumerate(caches)
+        ]
+        return {"columns": columns, "rows": rows}
+
+    columns, rows = together.merged([("a", result(1, "f16", "q8_0")), ("b", result(2, "f16", "x", "q8_0"))])
+    assert [column.key for column in columns] == ["cache", "share", "a_few", "b_few", "lost", "won"]
+    assert [row["cache"] for row in rows] == ["f16", "q8_0", "x"]
+    assert rows[1] == {"cache": "q8_0", "share": 50, "a_few": 1, "b_few": 2, "lost": 3, "won": 3}
+    assert (rows[2]["a_few"], rows[0]["lost"]) == (None, None)
 
 
 def arguments(path: Path, out: Path, *words: str) -> Namespace:
