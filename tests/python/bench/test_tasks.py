@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from argparse import Namespace
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -164,21 +163,23 @@ def test_losses_are_counted_and_finished_caches_kept(converted: Any, tmp_path: P
     assert [json.loads(line)["problem"] for line in answers] == ["number 0", "number 1", "number 2"]
 
 
-def refused(client: Client, problem: Problem) -> list[Outcome]:
-    raise Refused("error: [server] expected 200; got 400")
-
-
 @pytest.mark.parametrize(
-    ("words", "solve", "why"),
+    ("words", "why"),
     [
-        (("--groups", "many"), refused, r"error: \[--groups\] expected few; got many"),
-        (("--problems", "-1"), refused, r"error: \[--problems\] expected a number from 0; got -1"),
-        (("--parallel", "0"), refused, r"error: \[--parallel\] expected a positive number; got 0"),
+        (("--groups", "many"), "error: [--groups] expected few; got many"),
+        (("--problems", "-1"), "error: [--problems] expected a number from 0; got -1"),
+        (("--parallel", "0"), "error: [--parallel] expected a positive number; got 0"),
+        (("--caches", "f16,x%"), "error: [--caches] expected a share such as 14%; got x%"),
+        (("--caches", "f16"), "error: [server] expected 200; got 400"),
     ],
 )
 def test_a_wrong_command_ends_in_one_line(
-    words: tuple[str, ...], solve: Callable[..., Any], why: str, converted: Any, tmp_path: Path
+    words: tuple[str, ...], why: str, converted: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    task = Task("task", "", {"few": 128}, [Problem("one", "few")], solve)
-    with pytest.raises(SystemExit, match=why):
-        run.main(arguments(converted("--method", "none"), tmp_path / "x.json", *words), lambda _: task)
+    def refused(client: Client, problem: Problem) -> list[Outcome]:
+        raise Refused("error: [server] expected 200; got 400")
+
+    task = Task("task", "", {"few": 128}, [Problem("one", "few")], refused)
+    args = arguments(converted("--method", "none"), tmp_path / "x.json", *words)
+    assert run.main(args, lambda _: task) == 2
+    assert capsys.readouterr().err == f"{why}\n"
