@@ -112,8 +112,8 @@ def train(
     every = -(-steps // CHECKS)
     with model_arithmetic(work.device), stage(steps + 1 + CHECKS, POLISH, "step") as bar:
         guard = Guard(model, guards)
-        before = best = guard.nats()
-        kept, values, score = 0, [each.detach().clone() for each in parameters], 1.0
+        before = guard.nats()
+        best, values = Polished(steps, 0, before, before), [each.detach().clone() for each in parameters]
         bar.update(1)
         for step, batch in zip(range(1, steps + 1), batches(windows, rng), strict=False):
             model.read(batch, int(rng.integers(0, last + 1)))
@@ -129,16 +129,16 @@ def train(
             bar.update(1)
             if step % every == 0 or step == steps:
                 now = guard.nats()
-                ratio = float(np.exp(np.mean(np.log(np.divide(now, before)))))
-                if ratio < score and all(a <= b for a, b in zip(now, before, strict=True)):
-                    kept, best, score = step, now, ratio
+                seen = Polished(steps, step, before, now)
+                if seen.share < best.share and all(a <= b for a, b in zip(now, before, strict=True)):
+                    best = seen
                     values = [each.detach().clone() for each in parameters]
-                bar.note(f"{ratio:.0%} of the loss")
+                bar.note(f"{seen.share:.0%} of the loss")
                 bar.update(1)
     with torch.no_grad():
         for parameter, value in zip(parameters, values, strict=True):
             parameter.copy_(value)
-    return rows, Polished(steps, kept, before, best)
+    return rows, best
 
 
 class Guard:
