@@ -375,10 +375,9 @@ class Polished:
 
     @property
     def share(self) -> float:
-        """Of the loss that is left, geometric mean over texts."""
-        return math.exp(sum(map(math.log, self.after)) / len(self.after)) / math.exp(
-            sum(map(math.log, self.before)) / len(self.before)
-        )
+        """Of the loss, that is left: the mean over texts."""
+        left = [b / max(a, 1e-12) for a, b in zip(self.before, self.after, strict=True)]
+        return sum(left) / len(left)
 
 
 @dataclass(frozen=True)
