@@ -243,10 +243,9 @@ class Replaced:
         latent = torch.cat(
             [(part.double() @ down).float() for part, (down, _) in zip(parts, self.factors, strict=True)], 1
         )
-        segments = zip(self.plan.segments, self.plan.formats, strict=True)
-        kept = quantizer.stored_rows(
-            latent, [pair for group in segments for pair in zip(*group, strict=True)]
-        ).split([len(up) for _, up in self.factors], dim=1)
+        groups = zip(self.plan.segments, self.plan.formats, strict=True)
+        stored = quantizer.stored_rows(latent, [tuple(zip(*group, strict=True)) for group in groups])
+        kept = stored.split([len(up) for _, up in self.factors], dim=1)
         back = [(part.double() @ up).float() for part, (_, up) in zip(kept, self.factors, strict=True)]
         return self.with_mean(torch.cat(back, dim=1))
 
