@@ -35,7 +35,7 @@ constexpr double scaled_tolerance = 4e-3;
 std::map<std::string, double> largest;
 
 double tolerance_of(const AttnShape& s) {
-    if (lkv::format_scaled_by_row(s.k_formats.back()) || lkv::format_scaled_by_row(s.v_formats.back())) {
+    if (lkv::format_scaled_by_group(s.k_formats.back()) || lkv::format_scaled_by_group(s.v_formats.back())) {
         return scaled_tolerance;
     }
     bool f16 = !s.k_rebuild && !s.v_latent;
@@ -1225,7 +1225,7 @@ void rows() {
     int64_t total = 0;
     for (const Format format : lkv::all_formats) {
         if (lkv::format_in_token_blocks(format)) continue;  // see block_rows
-        const Format first = lkv::format_scaled_by_row(format) ? Format::n8 : Format::q8;
+        const Format first = lkv::format_scaled_by_group(format) ? Format::n8 : Format::q8;
         const RowPlan plan({{{first, 64}, {format, 96}, {Format::none, 32}}, {{format, 64}}, {{format, 256}}});
         const RowLayout row = plan.view();
         const std::vector<float> x = rows_of_values(n, row.width, random);

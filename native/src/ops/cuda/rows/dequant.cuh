@@ -148,11 +148,11 @@ struct PlaneReader {
     }
 };
 
-// Scale and minimum in a row that begins with the scales. scale: of these formats, in both halves
+// Scale and minimum of a scale in a byte (formats/normal.h).
 template <int Bits>
-__device__ inline uint32_t affine_of_scale(uint32_t scale) {
+__device__ inline uint32_t affine_of_scale(uint32_t byte) {
     using F = NormalFormat<Bits>;
-    return bits(__hmul2(half2_of(scale), __floats2half2_rn(F::step, F::bottom)));
+    return bits(__hmul2(half2_of(byte * 0x00800080u), __floats2half2_rn(F::step, F::bottom)));
 }
 
 // Rows of either kind, whose codes are alike: a path for each would be code to fetch.
@@ -161,8 +161,8 @@ struct ChunkReader<AffineFormat<Bits>> : PlaneReader<Bits> {
     __device__ ChunkReader(const uint8_t* row, const Chunk& chunk) : PlaneReader<Bits>(affine(row, chunk)) {}
 
     __device__ static uint32_t affine(const uint8_t* row, const Chunk& chunk) {
-        if (!format_scaled_by_row(static_cast<Format>(chunk.kind))) return u32_at<true>(row + chunk.affine);
-        return affine_of_scale<Bits>(u16_at(row + chunk.affine) * 0x10001u);
+        if (!format_scaled_by_group(static_cast<Format>(chunk.kind))) return u32_at<true>(row + chunk.affine);
+        return affine_of_scale<Bits>(row[chunk.affine]);
     }
 };
 
@@ -170,7 +170,7 @@ struct ChunkReader<AffineFormat<Bits>> : PlaneReader<Bits> {
 __device__ constexpr int kind_of_codes(int kind) {
     constexpr int apart = static_cast<int>(Format::n8) - static_cast<int>(Format::q8);
     static_assert(static_cast<int>(Format::n1) - static_cast<int>(Format::q1) == apart);
-    return format_scaled_by_row(static_cast<Format>(kind)) ? kind - apart : kind;
+    return format_scaled_by_group(static_cast<Format>(kind)) ? kind - apart : kind;
 }
 
 // ggml's blocks of one scale. Codes: of a word's bytes q % 2 and two further, as 1024 and more in f16, and which of these is zero.
@@ -323,7 +323,7 @@ __device__ __noinline__ inline float stock_value(int kind, const uint8_t* block,
     switch (static_cast<Format>(kind)) {
 #define X(name, type)  \
     case Format::name: \
-        return value_of<type>(block, 0, channel);
+        return value_of<type>(block, block, channel);
         LKV_STOCK_FORMATS(X)
 #undef X
         default:
