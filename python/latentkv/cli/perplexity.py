@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
             chunks=args.chunks,
             decode=args.decode,
             parallel=args.parallel,
-            n_ubatch=args.ubatch_size,
+            n_ubatch=args.ubatch_size or USUAL_UBATCH,
             against=against,
             depth_buckets=args.depth_buckets,
             progress=shown,
