@@ -1,10 +1,10 @@
-"""What a cache costs speculative decoding: how many guesses of prompt lookup it accepts, and tokens per second.
+"""What a cache costs speculative decoding: guesses of prompt lookup that it accepts, and tokens per second.
 
-    python bench/gpu/speculative.py plain.gguf --kv f16,q8_0,q4_0 --file 14%=small.gguf --file 8.5%=smaller.gguf
+    python bench/gpu/speculative.py plain.gguf --kv f16,q8_0,q4_0 --file 14%=small.gguf
 
 Requests are edits of code: a module of Python's library, one of its functions, and what to change in it. The
-answer repeats most of the function, so what followed the same two tokens before is guessed (LlamaPromptLookupDecoding)
-and checked in one step. Greedy answers, with guesses and without.
+answer repeats most of the function, so what followed the same two tokens before is guessed
+(LlamaPromptLookupDecoding) and checked in one step. Greedy answers, with guesses and without.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def requests(n: int) -> list[str]:
         module = inspect.getsource(sys.modules[function.__module__])
         source = textwrap.dedent(inspect.getsource(function))
         found.append(
-            f"A module:\n\n```python\n{module[:CONTEXT]}\n```\n\nOne of its functions:\n\n```python\n{source}```\n\n"
-            f"{edit} Answer with the whole function in one code block, and change nothing else."
+            f"A module:\n\n```python\n{module[:CONTEXT]}\n```\n\n"
+            f"One of its functions:\n\n```python\n{source}```\n\n{edit} Answer with the whole function in one code block, and change nothing else."
         )
     return found
 
@@ -93,12 +93,16 @@ class Counted(LlamaPromptLookupDecoding):
         self._guess, self._length = guess.tolist(), input_ids.size
         return guess
 
-    def begin(self) -> None:
-        """Before another answer."""
-        self._guess = []
+    def end(self) -> None:
+        """Behind an answer, whose last guesses nobody looked at."""
+        self.made -= len(self._guess)
+        self.steps -= 1
+        self._guess, self._length = [], 0
 
 
-def answers(path: Path, options: dict[str, Any], draft: Counted | None, args: argparse.Namespace) -> dict[str, Any]:
+def answers(
+    path: Path, options: dict[str, Any], draft: Counted | None, args: argparse.Namespace
+) -> dict[str, Any]:
     """Tokens of every answer, and how many came in a second behind the first step, which builds a graph."""
     llm = Llama(
         str(path), n_ctx=args.ctx_size, n_gpu_layers=args.layers, draft_model=draft, verbose=False, **options
@@ -107,8 +111,6 @@ def answers(path: Path, options: dict[str, Any], draft: Counted | None, args: ar
     found: list[list[int]] = []
     n, seconds = 0, 0.0
     for request in requests(args.requests):
-        if draft is not None:
-            draft.begin()
         tokens: list[int] = []
         prompt = chat.prompt(request)
         for token in llm.generate(prompt, temp=0.0, repeat_penalty=1.0):
@@ -118,6 +120,8 @@ def answers(path: Path, options: dict[str, Any], draft: Counted | None, args: ar
         timings = llm.evaluator.timings
         n, seconds = n + timings.predicted_n, seconds + timings.predicted_s
         found.append(tokens)
+        if draft is not None:
+            draft.end()
     llm.close()
     return {"tokens": found, "per_second": n / seconds}
 
@@ -174,7 +178,9 @@ def main() -> None:
         )
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     if args.save:
-        note = f"{args.model.name}: {args.requests} edits of Python code, greedy, {args.guesses} guesses a step."
+        note = (
+            f"{args.model.name}: {args.requests} edits of Python code, greedy, {args.guesses} guesses a step."
+        )
         command = "python bench/gpu/speculative.py " + " ".join(sys.argv[1:])
         save(RESULTS / f"{args.save}.json", command=command, columns=COLUMNS, rows=rows, note=note)
     print(json.dumps(rows, indent=1))

@@ -47,8 +47,8 @@ class Llama(OpenAICalls):
     Args:
         latent_path: a sidecar of the model: a file with the factors and the plan of a latent cache.
         n_ctx: tokens of the cache (512 as in llama-cpp-python; 0 = the trained context).
-        n_batch, n_ubatch: tokens per native call; tokens that pass through the graph together, 0 = 512, or 2048
-            where all layers are on GPUs that have the memory.
+        n_batch, n_ubatch: tokens per native call; tokens that pass through the graph together, 0 = 512,
+            or 2048 where all layers are on GPUs that have the memory.
         kv: a preset ("balanced", "small", "smallest": docs/cache.md), a row format for K and V, or a pair as
             "c4/q4"; "" = the file's plan, else f16. `kv_k` and `kv_v` set one of them. `type_k` and `type_v`
             are llama-cpp-python's names for the same, as format names or ggml type numbers.

@@ -275,8 +275,8 @@ def add_ubatch(group: Any) -> None:
         type=number(ranges.N_UBATCH),
         default=0,
         metavar="N",
-        help="tokens of a prompt that are computed together (default: 512, or 2048 where all layers are on GPUs "
-        "that have the memory)",
+        help="tokens of a prompt that are computed together (default: 512, or 2048 where all layers are "
+        "on GPUs that have the memory)",
     )
 
 

@@ -28,6 +28,7 @@ def main(argv: Sequence[str]) -> int:
     args = options.parse(_parser(), argv)
     from latentkv import _core
     from latentkv.measure.perplexity import Cache, Progress, perplexity
+    from latentkv.plan.options import USUAL_UBATCH
     from latentkv.version import version
 
     text = read_text(args.file, "-f")

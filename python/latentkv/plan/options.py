@@ -13,6 +13,7 @@ from latentkv.plan.kv_budget import KvBudget
 
 USUAL_UBATCH = 512  # tokens, where no other length is asked for and long ones have no room or no use
 
+
 @dataclass(frozen=True)
 class RowFormats:
     """Row formats by name, "" = the file's plan, else f16. `kv` is for K and V, and `plan.presets` says what

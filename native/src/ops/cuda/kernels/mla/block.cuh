@@ -51,8 +51,8 @@ struct MlaShared {
     MlaRegion regions[max_regions];
     MlaRow rows[most_mla_rows];
     MlaMarks marks[2];
-    float scales[most_mla_rows];                 // of sums before this tile
-    float before[most_mla_rows];                 // what a row's mean counts for that the chunks before left
+    float scales[most_mla_rows];      // of sums before this tile
+    float before[most_mla_rows];      // what a row's mean counts for that the chunks before left
     uint32_t tokens[most_tile / 32];  // bit s of a word: a slot that holds a token
 };
 
