@@ -69,7 +69,8 @@ def requests(n: int) -> list[str]:
         source = textwrap.dedent(inspect.getsource(function))
         found.append(
             f"A module:\n\n```python\n{module[:CONTEXT]}\n```\n\n"
-            f"One of its functions:\n\n```python\n{source}```\n\n{edit} Answer with the whole function in one code block, and change nothing else."
+            f"One of its functions:\n\n```python\n{source}```\n\n"
+            f"{edit} Answer with the whole function in one code block, and change nothing else."
         )
     return found
 
