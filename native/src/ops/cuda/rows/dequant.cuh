@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "cache/formats.h"
+#include "ops/cuda/gpu/mma.cuh"
 #include "ops/cuda/problem.h"
 #include "ops/cuda/rows/rows.cuh"
 
@@ -198,7 +199,7 @@ struct SignedBytes {
     static constexpr float zero = 1024.0f + 128.0f;
     __device__ explicit SignedBytes(const Chunk&) {}
     __device__ uint32_t operator()(uint32_t word, int q) const {
-        return ((word >> (8 * (q & 1))) & 0x00ff00ffu) ^ 0x64806480u;
+        return masked_xor(word >> (8 * (q & 1)), 0x00ff00ffu, 0x64806480u);
     }
 };
 struct Nibbles {
@@ -206,7 +207,7 @@ struct Nibbles {
     int shift;
     __device__ explicit Nibbles(const Chunk& chunk) : shift(4 * chunk.odd) {}
     __device__ uint32_t operator()(uint32_t word, int q) const {
-        return (word >> (8 * (q & 1) + shift) & 0x000f000fu) | 0x64006400u;
+        return masked_xor(word >> (8 * (q & 1) + shift), 0x000f000fu, 0x64006400u);
     }
 };
 template <>

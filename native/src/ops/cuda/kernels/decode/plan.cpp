@@ -1,6 +1,9 @@
 #include "ops/cuda/kernels/decode/layout.h"
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
 
 #include "ops/cuda/pack.h"
 #include "ops/cuda/rows/tables.h"
@@ -58,12 +61,19 @@ const char* take(const Request& request, Plan& a) {
     if (rows_of(a) > decode_rows) return "too many query rows";
     if (blocks > 4) return "groups are too wide";
     a.kind = decode_kind(a);
+    // while stock rows are measured: LATENTKV_DECODE=any, or tile,stages,thread blocks a multiprocessor,least slots of a part
+    const char* const trial = std::getenv("LATENTKV_DECODE");
+    int tried[4] = {};
+    if (trial != nullptr && std::strcmp(trial, "any") == 0 && is_stock_kind(a.kind)) a.kind = any_kind;
+    const bool tries = trial != nullptr && is_stock_kind(a.kind) &&
+                       std::sscanf(trial, "%d,%d,%d,%d", &tried[0], &tried[1], &tried[2], &tried[3]) == 4;
     DecodePlan plan{};
     plan.k_pitch = decode_reads_k_in_place(a.rebuild != 0, blocks, a.kind)
                        ? 0
                        : widest_pitch(request.params, &RegionView::k, a.k_blocks);
     plan.v_pitch = widest_pitch(request.params, &RegionView::v, a.v_blocks);
-    plan.alike = a.rebuild == 0 && lie_alike(request.params, a) ? 1 : 0;
+    const bool alike = trial == nullptr || std::strcmp(trial, "any") != 0;
+    plan.alike = alike && a.rebuild == 0 && lie_alike(request.params, a) ? 1 : 0;
     struct Choice {
         int tile, stages, warps, resident;
     };
@@ -77,6 +87,7 @@ const char* take(const Request& request, Plan& a) {
         // registers of one thread block fill the multiprocessor
         if (choice.resident == 2 && blocks > (a.rebuild != 0 ? 1 : 2)) continue;
         if (choice.tile == 32 && blocks > 2 && (a.rebuild != 0 || is_stock_kind(a.kind))) continue;
+        if (tries && (choice.tile != tried[0] || choice.stages != tried[1] || choice.resident != tried[2])) continue;
         a.tile = choice.tile;
         plan.stages = choice.stages;
         plan.warps = choice.warps;
@@ -85,6 +96,7 @@ const char* take(const Request& request, Plan& a) {
         const DecodeArgs args = args_of(a);
         if (DecodeLayout(args).total(args) > room) continue;
         a.least_tiles = is_stock_kind(a.kind) ? least_stock_slots / a.tile : 2 * n_warps;
+        if (tries) a.least_tiles = std::max(1, tried[3] / a.tile);
         a.n_split = decode_parts(a, request.capacity, device.n_multiprocessors * choice.resident);
         return nullptr;
     }
