@@ -61,8 +61,8 @@ void require(bool holds, const std::string& expected, const std::string& got) {
 int kind_of(ChunkIterator begin, ChunkIterator end) {
     const int kind = begin == end ? any_kind : begin->kind;
     const bool stock = kind == static_cast<int>(Format::q8_0) || kind == static_cast<int>(Format::q4_0);
-    const bool has_path = stock || kind == kind_f16_wide || kind == static_cast<int>(Format::q8) ||
-                          kind == static_cast<int>(Format::q4);
+    const bool has_path =
+        stock || kind == kind_f16_wide || kind == static_cast<int>(Format::q8) || kind == static_cast<int>(Format::q4);
     if (!has_path || !std::all_of(begin, end, [=](const Chunk& chunk) { return chunk.kind == kind; })) return any_kind;
     // two blocks of ggml's side by side, the first on a word
     for (ChunkIterator chunk = begin; stock && chunk != end; chunk += 4) {
