@@ -15,7 +15,7 @@ namespace lkv::cuda {
 
 template <int KB, int VB, int MT, int Kind, KPath Path>
 __global__ void __launch_bounds__(Path == KPath::rebuilt && KB == 1 ? 2 * n_threads : n_threads,
-                                  Path == KPath::stored && KB + VB <= 4 ? 2 : 1)
+                                  Path != KPath::rebuilt && KB + VB <= 4 ? 2 : 1)
     decode_kernel(const __grid_constant__ DecodeArgs p) {
     using Warp = DecodeWarp<KB, VB, MT, Kind, Path>;
     extern __shared__ __align__(16) uint8_t shared[];

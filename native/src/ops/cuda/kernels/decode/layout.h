@@ -109,6 +109,7 @@ struct DecodeLayout {
 };
 
 cudaError_t launch_decode(const DecodeArgs& args, int items, cudaStream_t stream);
+cudaError_t launch_decode_blocks(const DecodeArgs& args, int items, cudaStream_t stream);
 cudaError_t launch_decode_rebuild(const DecodeArgs& args, int items, cudaStream_t stream);
 
 }  // namespace lkv::cuda

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "ops/cuda/gpu/mma.cuh"
+#include "ops/cuda/kernels/decode/blocks.cuh"
 #include "ops/cuda/kernels/decode/layout.h"
 #include "ops/cuda/kernels/decode/rebuild.cuh"
 #include "ops/cuda/kernels/decode/stock_rows.cuh"
@@ -12,8 +13,8 @@
 
 namespace lkv::cuda {
 
-// Where scores come from: the rows as stored, or keys rebuilt by each warp.
-enum class KPath { stored, rebuilt };
+// Where scores come from: the rows as stored, keys rebuilt by each warp, or blocks of tokens (blocks.cuh).
+enum class KPath { stored, rebuilt, blocks };
 
 // Threads of a thread block; 0: as many as the plan chose.
 template <int threads>
@@ -71,10 +72,12 @@ struct DecodeSums {
 // KB, VB: 64-channel blocks of a K and a V group. MT: 16-slot steps of a warp's tile. Kind: as in with_chunk.
 template <int KB, int VB, int MT, int Kind, KPath Path>
 struct DecodeWarp {
-    static constexpr bool rebuilds = Path != KPath::stored;
-    static constexpr int fixed_threads = Path == KPath::rebuilt && KB == 1 ? 0 : n_threads;
+    static constexpr bool rebuilds = Path == KPath::rebuilt;
+    static constexpr bool in_blocks = Path == KPath::blocks;
+    static constexpr int fixed_threads = (rebuilds && KB == 1) || in_blocks ? 0 : n_threads;
     static constexpr int tile = 16 * MT;
     static constexpr bool stock = is_stock_kind(Kind);
+    static_assert(!in_blocks || tile == token_block_slots);
     static constexpr bool k_in_place = decode_reads_k_in_place(rebuilds, KB, Kind);
     static constexpr int chunks_per_region = 4 * (KB + VB);
 
@@ -125,8 +128,10 @@ struct DecodeWarp {
         const int pitch = side == 0 ? p.k_pitch : p.v_pitch;
         const uint8_t* const rows = side == 0 ? p.regions[of.r].k_rows : p.regions[of.r].v_rows;
         const uint32_t row_bytes = side == 0 ? p.regions[of.r].k_row_bytes : p.regions[of.r].v_row_bytes;
-        copy_rows<32, rebuilds ? 2 : 1>(lane, to, pitch, rows, row_bytes, shared.groups[2 * of.r + side], of.first,
-                                        of.n);
+        const GroupTable& group = shared.groups[2 * of.r + side];
+        if (in_blocks && group.kind == kind_f16_wide) return;
+        const int n = in_blocks && side == 0 ? tile : of.n;  // all rows of a block hold some of its numbers
+        copy_rows<32, rebuilds ? 2 : 1>(lane, to, pitch, rows, row_bytes, group, of.first, n);
     }
     // Both sides where they lie alike: half the instructions, which are a third of all with small rows.
     __device__ __forceinline__ void copy_both(const Place& of, int at) const {
@@ -303,6 +308,47 @@ struct DecodeWarp {
             });
     }
 
+    // The group's bytes of slot s of a tile of full rows, where they lie. Those of a slot without a token may be anything: another's serve.
+    __device__ __forceinline__ const uint8_t* row_in_cache(int side, const Place& of, uint32_t used, int s) const {
+        const RegionArgs& region = p.regions[of.r];
+        const int at = of.first + ((used >> s & 1) != 0 ? s : __ffs(static_cast<int>(used)) - 1);
+        const int64_t row_bytes = side == 0 ? region.k_row_bytes : region.v_row_bytes;
+        return (side == 0 ? region.k_rows : region.v_rows) + at * row_bytes + shared.groups[2 * of.r + side].first;
+    }
+    // Scores of tile t by its kind. used: a bit a slot that holds a token, of which there are some
+    __device__ __forceinline__ void score_tile(int t, uint32_t used, const uint8_t* k_rows, const Chunk* k_chunks,
+                                               const Queries& q, float (&s)[MT][4]) const {
+        const Place of = place_of(t);
+        if (shared.groups[2 * of.r + 1].kind == kind_f16_wide) {  // V is read where it lies too, later
+            const uint8_t* const row = row_in_cache(1, of, used, lane);
+#pragma unroll
+            for (int i = 0; i < VB; i++) prefetch(row + 128 * i);
+        }
+        switch (static_cast<Format>(shared.groups[2 * of.r].kind)) {
+            case Format::c4:
+                return score_block<4>(k_rows, p.k_pitch, k_chunks, q, lane, s);
+            case Format::c3:
+                return score_block<3>(k_rows, p.k_pitch, k_chunks, q, lane, s);
+            case Format::c2:
+                return score_block<2>(k_rows, p.k_pitch, k_chunks, q, lane, s);
+            default:
+                return score_full_rows([&](int slot) { return row_in_cache(0, of, used, slot); }, k_chunks, q, lane, s);
+        }
+    }
+    __device__ __forceinline__ void add_tile(int t, uint32_t used, const uint8_t* v_rows, const Chunk* v_chunks,
+                                             const uint32_t (&w)[MT][2], float (&sums)[VB][4][4]) const {
+        const Place of = place_of(t);
+        const int kind = shared.groups[2 * of.r + 1].kind;
+        if (kind == kind_f16_wide) {
+            const auto row_at = [&](int slot) { return row_in_cache(1, of, used, slot); };
+            return add_rows<kind_f16_wide>(row_at, v_chunks, w, lane, sums);
+        }
+        with_value_kind(kind, [&](auto constant) __attribute__((always_inline)) {
+            const auto row_at = [&](int slot) { return v_rows + slot * p.v_pitch; };
+            add_rows<decltype(constant)::value>(row_at, v_chunks, w, lane, sums);
+        });
+    }
+
     // s[m]: scores of slots 16m + g and 16m + g + 8 for query rows 2c and 2c + 1, masked; then their weights, as operand b of the sums.
     __device__ __forceinline__ void make_weights(const uint64_t* seq, const int32_t* pos, const DecodeRows& rows,
                                                  DecodeSums<VB>& sums, float (&s)[MT][4], uint32_t (&w)[MT][2]) const {
@@ -440,10 +486,21 @@ struct DecodeWarp {
             const Chunk* const k_chunks = shared.chunks + parts.region_of(t) * chunks_per_region;
             float s[MT][4] = {};
             [[maybe_unused]] Latents latents;
+            [[maybe_unused]] uint32_t used = 0;
             if (step >= 0) {
                 copies_wait(p.stages - 1);
                 __syncwarp();
-                read_keys(t, k_rows, k_chunks, q, zeros, s, latents);
+                if constexpr (in_blocks) {
+                    used = __ballot_sync(0xffffffffu,
+                                         reinterpret_cast<const uint64_t*>(marks + stage * marks_bytes)[lane] != 0);
+                    if (used == 0) {
+                        stage = stage + 1 == p.stages ? 0 : stage + 1;
+                        continue;
+                    }
+                    score_tile(t, used, k_rows, k_chunks, q, s);
+                } else {
+                    read_keys(t, k_rows, k_chunks, q, zeros, s, latents);
+                }
             }
             if constexpr (rebuilds) {
                 __syncwarp();
@@ -470,7 +527,11 @@ struct DecodeWarp {
                 __syncwarp();
             }
             clear_holes(seq, v_rows);
-            add_values(t, v_rows, k_chunks + 4 * KB, w, sums.of);
+            if constexpr (in_blocks) {
+                add_tile(t, used, v_rows, k_chunks + 4 * KB, w, sums.of);
+            } else {
+                add_values(t, v_rows, k_chunks + 4 * KB, w, sums.of);
+            }
         }
     }
 

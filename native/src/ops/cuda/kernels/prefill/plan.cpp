@@ -65,7 +65,7 @@ void shrink(Plan& plan, int tile, int stages) {
 }  // namespace
 
 namespace kernels {
-extern const Kernel prefill{.name = "prefill", .takes = take, .launch = launch, .shrink = shrink};
+extern const Kernel prefill{.name = "prefill", .takes = take, .launch = launch, .takes_blocks = true, .shrink = shrink};
 }
 
 }  // namespace lkv::cuda
