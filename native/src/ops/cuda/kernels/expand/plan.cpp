@@ -39,8 +39,8 @@ ExpandBy by_units(const Device& device) { return device.warpgroups ? ExpandBy::w
 const char* take_rows(const Request& request, Plan& a) {
     static_assert(most_expanded_head <= prefill_channels[1]);
     const LatentAttnParams& p = request.params;
-    const bool full = a.rebuild == 0 && a.kind != kind_f16_wide && a.k_group == 1 && a.v_group == 1 &&
-                      a.v_b == nullptr && a.q_width == a.head_dim;
+    const bool full = a.rebuild == 0 && !request.windows && a.kind != kind_f16_wide && a.k_group == 1 &&
+                      a.v_group == 1 && a.v_b == nullptr && a.q_width == a.head_dim;
     if (a.rebuild != 0 && a.in_blocks != 0) return "K is rebuilt from blocks of tokens";
     if (a.rebuild == 0 && !full) return "K is not rebuilt";
     if (a.head_dim > most_expanded_head) return "heads are too wide";
