@@ -13,13 +13,13 @@ from functools import cache
 from typing import Any, NoReturn
 
 from latentkv import _core
-from latentkv.errors import expected
+from latentkv.errors import LatentKVError, expected
 from latentkv.plan.gpus import BY_FREE_MEMORY, Gpus
 from latentkv.plan.kv_budget import AUTO as AUTO_BUDGET
 from latentkv.plan.kv_budget import KvBudget
 from latentkv.plan.master import planned
 from latentkv.plan.memory import free_on_gpus, free_on_host
-from latentkv.plan.options import SessionOptions
+from latentkv.plan.options import USUAL_UBATCH, SessionOptions
 from latentkv.quantities import bytes_text
 from latentkv.ranges import N_CTX
 
@@ -82,7 +82,21 @@ def fit(path: str, latent_path: str, asked: Asked, options: SessionOptions | Map
     if sized and options.implementation == "reference":
         raise expected("auto", "fused attention, whose memory is forecast", "--implementation reference")
     asked = replace(asked, gpus=_shared(asked, options, gpus))
-    return _Search(path, latent_path, asked, options, gpus, free_on_host() if sized else None).found()
+    host = free_on_host() if sized else None
+
+    def found(options: SessionOptions) -> Fit:
+        return _Search(path, latent_path, asked, options, gpus, host).found()
+
+    if options.n_ubatch or not gpus:
+        return found(options)
+    # longer ubatches have what memory is left
+    usual = found(replace(options, n_ubatch=USUAL_UBATCH))
+    try:
+        long = found(options)
+    except LatentKVError:
+        return usual
+    same = (usual.n_gpu_layers, usual.n_ctx, usual.options.kv_budget)
+    return long if same == (long.n_gpu_layers, long.n_ctx, long.options.kv_budget) else usual
 
 
 def _stays_on_cpu(path: str, latent_path: str) -> bool:
@@ -123,6 +137,7 @@ def on_card(
     """What fits on a card, which need not be there; by the numbers that `-c auto` uses. models: of the file,
     where several questions share them."""
     options = replace(options, kv_budget=None) if options.kv_budget == AUTO_BUDGET else options
+    options = replace(options, n_ubatch=options.n_ubatch or USUAL_UBATCH)
     models = models or models_of(path, latent_path)
     n_layer = models(0).n_layer
     search = _Search(path, latent_path, Asked(n_layer, AUTO), options, [free], None, models)
