@@ -110,7 +110,8 @@ __device__ __forceinline__ void with_value_kind(int kind, Use&& use) {
         X(q4)
         X(q3)
 #undef X
-            default : return use(std::integral_constant<int, static_cast<int>(Format::q2)>{});
+        default:
+            return use(std::integral_constant<int, static_cast<int>(Format::q2)>{});
     }
 }
 
