@@ -7,7 +7,7 @@ sequence, and a smaller budget less than either.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NoReturn
@@ -103,6 +103,22 @@ def _stays_on_cpu(path: str, latent_path: str) -> bool:
     return bool(_core.Model(path, latent_path=latent_path, describe_only=True).gpu_obstacle)
 
 
+Models = Callable[[int], _core.Model]  # layers on GPUs -> what describes the model so
+
+
+def models_of(path: str, latent_path: str, gpus: Gpus = BY_FREE_MEMORY) -> Models:
+    """Each is opened once."""
+    return cache(
+        lambda n: _core.Model(
+            path,
+            latent_path=latent_path,
+            n_gpu_layers=n,
+            describe_only=True,
+            **(gpus if n else BY_FREE_MEMORY).options(),
+        )
+    )
+
+
 @dataclass(frozen=True)
 class OnCard:
     """What a GPU with so many free bytes holds: all layers and the longest context beside them, 0: none."""
@@ -115,12 +131,16 @@ class OnCard:
     compute: int
 
 
-def on_card(path: str, latent_path: str, options: SessionOptions, free: int) -> OnCard:
-    """What fits on a card, which need not be there; by the numbers that `-c auto` uses."""
+def on_card(
+    path: str, latent_path: str, options: SessionOptions, free: int, models: Models | None = None
+) -> OnCard:
+    """What fits on a card, which need not be there; by the numbers that `-c auto` uses. models: of the file,
+    where several questions share them."""
     options = replace(options, kv_budget=None) if options.kv_budget == AUTO_BUDGET else options
     options = replace(options, n_ubatch=options.n_ubatch or USUAL_UBATCH)
-    n_layer = _core.Model(path, latent_path=latent_path, describe_only=True).n_layer
-    search = _Search(path, latent_path, Asked(n_layer, AUTO), options, [free], None)
+    models = models or models_of(path, latent_path)
+    n_layer = models(0).n_layer
+    search = _Search(path, latent_path, Asked(n_layer, AUTO), options, [free], None, models)
     choice = search.best(n_layer)
     n_ctx = STEP if choice is None else choice.n_ctx
     forecast = search.forecast(n_layer, n_ctx)
@@ -197,6 +217,7 @@ class _Search:
         options: SessionOptions,
         gpus: list[int],
         host: int | None,
+        models: Models | None = None,
     ) -> None:
         """gpus: free bytes of each; host: too, None where what is there is not looked at."""
         self.asked = asked
@@ -204,15 +225,7 @@ class _Search:
         self.gpus = gpus
         self.free: dict[int | None, int | None] = dict(enumerate(gpus))
         self.free[None] = host
-        self.model = cache(
-            lambda n: _core.Model(
-                path,
-                latent_path=latent_path,
-                n_gpu_layers=n,
-                describe_only=True,
-                **(asked.gpus if n else BY_FREE_MEMORY).options(),
-            )
-        )
+        self.model = models or models_of(path, latent_path, asked.gpus)
 
     def found(self) -> Fit:
         if not self.gpus:
