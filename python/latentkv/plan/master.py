@@ -87,7 +87,12 @@ def choose(model: _core.Model, budget: KvBudget | str, **options: Any) -> Alloca
     groups = [
         (table,)
         for side in SIDES
-        for table in _tables(master[side], _group_slots(model, least, side), _scales(model, side, scale))
+        for table in _tables(
+            master[side],
+            _group_slots(model, least, side),
+            _scales(model, side, scale),
+            _stored(model, side),
+        )
     ]
     nats = partial(forecast, master)
     exact, chosen = allocate_beside(groups, _rooms(caches, budget), prices, nats, penalty)
@@ -156,7 +161,12 @@ def _window(exact: Mapping[str, Any]) -> str:
 def _group_slots(model: _core.Model, cache: Mapping[str, Any], side: str) -> list[int]:
     """Slots of compressed rows, of every layer and group."""
     pairs = zip(cache["layer_slots"], model.layers, strict=True)
-    return [n_slots for n_slots, layer in pairs for _ in layer[side]["segments"]]
+    return [n_slots for n_slots, layer in pairs for _ in range(_planned(layer, side))]
+
+
+def _planned(layer: Mapping[str, Any], side: str) -> int:
+    """Groups that are planned, a table each: of MLA turned channels and the latent behind them."""
+    return len(layer[side]["segments"]) * (2 if layer["key_only"] else 1)
 
 
 def _row_scale_bytes(fmt: str) -> int:
@@ -168,19 +178,32 @@ def _row_scale_bytes(fmt: str) -> int:
 
 def _scales(model: _core.Model, side: str, n_bytes: int) -> list[int]:
     """What a row has before the segments of every layer and group: n_bytes before the first group's."""
+    return [0 if index else n_bytes for layer in model.layers for index in range(_planned(layer, side))]
+
+
+def _stored(model: _core.Model, side: str) -> list[bool]:
+    """Whether all of a group's segments are stored: turned channels, behind which others follow."""
     return [
-        0 if index else n_bytes for layer in model.layers for index in range(len(layer[side]["segments"]))
+        bool(layer["key_only"]) and index == 0
+        for layer in model.layers
+        for index in range(_planned(layer, side))
     ]
 
 
-def _tables(side: Mapping[str, Any], n_slots: list[int], scales: list[int]) -> list[Table]:
+def _tables(
+    side: Mapping[str, Any], n_slots: list[int], scales: list[int], stored: list[bool]
+) -> list[Table]:
     """One per layer and group, bytes of all its slots. A group's first segment pays for the row's scale."""
+    if not n_slots:
+        return []
     ends = np.cumsum(side["segments"])[:-1]
     cuts = np.split(side["bytes"], ends), np.split(side["distortion"], ends)
     tables = []
-    for cost, distortion, n, scale in zip(*cuts, n_slots, scales, strict=True):
+    for cost, distortion, n, scale, is_stored in zip(*cuts, n_slots, scales, stored, strict=True):
         whole = cost.copy()
         whole[0, :-1] += scale
+        if is_stored:
+            whole[:, -1] = whole[:, 0]  # and none loses more than all others
         tables.append(Table(whole * n, distortion))
     return tables
 
