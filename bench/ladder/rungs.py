@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from ladder.cell import SERVED
+from ladder.libllama import CACHES
 
 BUDGETS = ("28%", "17.5%", "14%", "11%", "8.5%")
 WINDOW = {"sink": 4, "recent": 128}  # exact tokens, as `--kv-budget` keeps them
 EXACT_SLOTS = 304  # what the runtime allocates for WINDOW
+BLOCKS = ("c4/q6", "c4/q4", "c3/q3", "c2/q3", "c2/q2")  # and WINDOW, by default
 CELL_BYTES = 12  # of a slot, beside its rows
 RANK_STEP = 16  # ranks are multiples of it
 # Segments of a file read at other budgets than its own: from 14 to 28 % that is 34 % more divergence with
@@ -182,6 +184,10 @@ def share(budget: str) -> float:
 def rungs(shape: Shape) -> list[Rung]:
     """Everything, the cheapest first."""
     found = [Rung("full K and V", kv, PLAIN, {"kv": kv}) for kv in ("f16", "q8_0", "q4_0")]
+    for k, v in CACHES:
+        setting = k if k == v else f"{k} keys, {v} values"
+        found.append(Rung("llama.cpp", setting, PLAIN, {"llama_cpp": [k, v]}))
+    found += [Rung("K in blocks of tokens", kv, PLAIN, {"kv": kv}) for kv in BLOCKS]
     windowed = ("q8_0", "q4_0", "q4", "q3", "q2")
     found += [Rung("full K and V, window", f"{kv} + window", PLAIN, {"kv": kv, **WINDOW}) for kv in windowed]
     wide = {"kv": "q2", "sink": 64, "recent": 256}

@@ -48,9 +48,9 @@ class Llama(OpenAICalls):
         latent_path: a sidecar of the model: a file with the factors and the plan of a latent cache.
         n_ctx: tokens of the cache (512 as in llama-cpp-python; 0 = the trained context).
         n_batch, n_ubatch: tokens per native call; tokens that pass through the graph together.
-        kv: a preset ("balanced", "small", "smallest": docs/cache.md), a row format for K and V, or a pair as
-            "c4/q4"; "" = the file's plan, else f16. `kv_k` and `kv_v` set one of them. `type_k` and `type_v`
-            are llama-cpp-python's names for the same, as format names or ggml type numbers.
+        kv: a preset ("balanced", "small", "smaller", "smallest": docs/cache.md), a row format for K and V, or
+            a pair as "c4/q4"; "" = the file's plan, else f16. `kv_k` and `kv_v` set one of them. `type_k` and
+            `type_v` are llama-cpp-python's names for the same, as format names or ggml type numbers.
         kv_budget: a new plan for a master file: "14%" of the f16 cache, or "2.5GiB@131072".
         n_gpu_layers: the last layers, which run on GPUs. It, `n_ctx` and `kv_budget` may be "auto": what fits
             in free memory. `fit` says what was chosen.

@@ -73,12 +73,13 @@ Placement KvCache::make_placement(const HParams& hparams) {
     std::vector<int> windows(static_cast<size_t>(hparams.n_layer), 0);
     const auto& layers = hparams.block.layers;
     for (size_t il = 0; il < layers.size(); il++) windows[il] = layers[il].window;
-    const CacheSlots slots = count_slots(options_, windows, blocks);
+    const CacheSlots slots = count_slots(options_, windows, blocks && !options_.k_format);
+    rows_.set_ring(slots.in_ring);
     if (slots.sink > 0) rows_.add_exact("sink", slots.sink, options_.sink_format);
     if (slots.recent > 0) rows_.add_exact("recent", slots.recent, options_.recent_format);
     const int64_t kept = whole_tiles(int64_t{options_.evict_budget()} * options_.n_seq_max);
     const int middle = evicts ? static_cast<int>(std::min<int64_t>(slots.middle, kept)) : slots.middle;
-    rows_.add_middle(middle, evicts, slots.in_ring, slots.ring);
+    rows_.add_middle(middle, evicts, slots.ring);
 
     Placement placement(options_, {slots.sink, slots.recent, slots.middle, blocks ? token_block_slots : 1},
                         hparams.n_layer);

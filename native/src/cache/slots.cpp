@@ -40,9 +40,10 @@ CacheSlots count_slots(const KvCacheOptions& options, std::span<const int> windo
     return slots;
 }
 
-void shorten_ubatches(PlacementOptions& options, bool sees_own_rows) {
+void shorten_ubatches(PlacementOptions& options, bool sees_own_rows, bool on_gpu) {
     if (!options.keeps_recent()) return;
-    options.exact_ubatch = std::min(options.n_ubatch, longest_exact_ubatch);
+    const int longest = on_gpu && !sees_own_rows ? longest_exact_ubatch_on_gpu : longest_exact_ubatch;
+    options.exact_ubatch = std::min(options.n_ubatch, longest);
     if (!sees_own_rows) options.n_ubatch = options.exact_ubatch;
 }
 

@@ -15,6 +15,8 @@ constexpr int64_t whole_tiles(int64_t n) { return (n + slot_tile - 1) / slot_til
 // A ubatch enters the recent region whole before the rest is demoted: 512 exact tokens more would cost 1.6 % of an f16 cache at 32K, half
 // the budget that an exact window is for.
 constexpr int longest_exact_ubatch = 128;
+// On a GPU, whose products want long ubatches, they cost that where tokens cannot see each other's rows.
+constexpr int longest_exact_ubatch_on_gpu = 512;
 
 struct CacheSlots {
     int sink = 0;               // 0: there is no such region
@@ -25,10 +27,10 @@ struct CacheSlots {
     std::vector<bool> in_ring;  // of every layer
 };
 
-// windows: in tokens, of every layer, 0: none. blocks: K lies in token blocks, and all layers hold the context.
+// windows: in tokens, of every layer, 0: none. blocks: the plan has K in token blocks, so that all layers hold the context.
 CacheSlots count_slots(const KvCacheOptions& options, std::span<const int> windows, bool blocks);
 
 // Ubatches are as short as an exact window needs them. sees_own_rows: tokens of a longer one see each other's rows before these are stored.
-void shorten_ubatches(PlacementOptions& options, bool sees_own_rows);
+void shorten_ubatches(PlacementOptions& options, bool sees_own_rows, bool on_gpu = false);
 
 }  // namespace lkv

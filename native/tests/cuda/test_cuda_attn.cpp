@@ -202,6 +202,16 @@ void samples() {
     constexpr Sample all[] = {
         {"decode", 2, 4, 1, 0, 0, false, Format::f16},
         {"decode", 2, 4, 1, 0, 0, false, Format::q4, 1, 200, 3},
+        {"decode", 2, 4, 1, 0, 0, false, Format::q8_0, 1, 300},
+        {"decode", 3, 2, 1, 0, 0, false, Format::q4_0, 2, 300, 1, 0, 64},  // rows that start on no 16 bytes
+        {"decode", 2, 6, 1, 0, 0, false, Format::q4_0, 1, 200, 3},
+        {"decode", 2, 1, 1, 0, 0, false, Format::q8_0, 8, 900, 1, 1, 64},
+        {"decode", 3, 3, 1, 0, 0, false, Format::q8_0, 1, 100, 1, 0, 96},  // three blocks a head
+        {"decode", 1, 4, 1, 0, 0, false, Format::q8_0, 1, 200, 1, 0, 256},
+        {"wide", 2, 6, 1, 0, 0, false, Format::q8_0, 3, 200},
+        {"wide", 2, 6, 1, 0, 0, false, Format::q4_0, 5, 200, 2},
+        {"prefill", 2, 4, 1, 0, 0, false, Format::q8_0, 40, 40},
+        {"prefill", 2, 4, 1, 0, 0, false, Format::q4_0, 40, 40},
         {"decode", 4, 2, 2, 128, 96, false, Format::q5},
         {"decode", 2, 4, 1, 64, 64, true, Format::q4},
         {"decode", 2, 4, 1, 64, 64, true, Format::q8, 1, 1500, 1, 1},
@@ -867,6 +877,61 @@ void expanded() {
     }
 }
 
+// Many query rows on full f16 rows by warpgroups: a tile, several, parts of them, tiles that no row or not every row sees, free slots that
+// hold NaN; and latents expanded for them, chunk by chunk behind exact windows.
+void flash() {
+    unsigned seed = 500;
+    const auto check = [&](AttnShape s, const char* name) {
+        s.name = std::string("flash, ") + name;
+        s.seed = seed++;
+        if (lkv::test::device_limits().warpgroups) {
+            CHECK_MSG(kernel_of(DeviceCase(AttnCase(s).params)) == "flash", s.name + ": another kernel");
+        }
+        compare(s);
+    };
+    AttnShape s;
+    s.head_dim = 128;
+    s.rep = 4;
+    s.n_past = 300;
+    s.n_tokens = 70;
+    check(s, "grouped queries");
+    s.alibi = true;
+    check(s, "ALiBi");
+    s.alibi = false;
+    s.window = 77;
+    check(s, "a sliding window");
+    s.permute = true;
+    s.window = 0;
+    s.n_past = 100;
+    s.n_seq = 3;
+    s.n_tokens = 20;
+    check(s, "holes and three sequences");
+    s.permute = false;
+    s.n_past = 150;
+    check(s, "tiles of other sequences");
+    s = {};
+    s.n_tokens = 140;
+    check(s, "heads of 64");
+    s.k_formats = s.v_formats = {Format::f16, Format::f16, Format::f16};
+    s.head_dim = 128;
+    s.rep = 2;
+    check(s, "three regions");
+    s.empty_first = true;
+    check(s, "no first region");
+
+    for (const auto& [full, latents] : lkv::test::shapes_beside()) {
+        if (latents.n_past == 0 || latents.n_tokens < 9) continue;
+        const lkv::test::Beside c{AttnCase(full), AttnCase(latents)};
+        DeviceCase of_full(c.full.params);
+        DeviceCase of_latents(c.latents.params);
+        if (of_latents.args.chunk == 0) continue;
+        of_latents.args.chunk = lkv::cuda::chunk_step;
+        const double error = relative_error(of_latents.run_beside(of_full), c.oracle());
+        CHECK_MSG(error <= tolerance_of(latents),
+                  full.name + ", in chunks: relative error " + std::to_string(error));
+    }
+}
+
 // The heads of a vector turned by a position, in double.
 std::vector<double> turned(const std::vector<float>& x, const std::vector<float>& freqs, int head_dim, bool neox,
                            int pos, double mscale) {
@@ -1461,6 +1526,58 @@ void blocks_in_short() {
     });
 }
 
+// K in blocks of tokens beside f16 windows, as --kv small, smaller and smallest have it: the decode and the prefill kernel's own code.
+void block_kernels() {
+    struct Blocks {
+        Format k, v;
+        int head_dim, n_kv, rep;
+        int n_tokens = 1, n_past = 420;
+        int n_seq = 1, window = 0;
+        bool permute = false, alibi = false, exact = true;  // exact: with windows
+    };
+    using enum Format;
+    constexpr Blocks cases[] = {
+        {c4, q4, 128, 2, 4},
+        {c4, q6, 64, 3, 2, 1, 420, 3, 0, true},
+        {c3, q3, 64, 4, 2, 2, 700, 2, 100, true},
+        {c3, q8, 128, 1, 6, 1, 330, 1, 0, false, true},
+        {c2, q2, 128, 2, 7, 1, 95, 1, 0, true},
+        {c2, q3, 256, 1, 8},
+        {c4, q4, 64, 1, 1, 8, 130, 1, 0, false, false, false},
+        {c4, q4, 128, 2, 4, 40, 200},
+        {c3, q3, 64, 3, 3, 70, 300, 3, 90, true},
+        {c2, q2, 256, 1, 4, 40, 150, 1, 0, true},
+        {c4, f16, 64, 2, 3, 1, 300, 2, 0, true},
+    };
+    for (const Blocks& of : cases) {
+        AttnShape s;
+        s.head_dim = of.head_dim;
+        s.n_kv = of.n_kv;
+        s.rep = of.rep;
+        s.k_formats = {f16, f16, of.k};
+        s.v_formats = {f16, f16, of.v};
+        if (!of.exact) {
+            s.k_formats = {of.k};
+            s.v_formats = {of.v};
+        }
+        s.region_tokens = {4, 60};
+        s.n_tokens = of.n_tokens;
+        s.n_past = of.n_past;
+        s.n_seq = of.n_seq;
+        s.window = of.window;
+        s.permute = of.permute;
+        s.alibi = of.alibi;
+        s.seed = static_cast<unsigned>(of.head_dim + of.n_past + of.rep);
+        s.name = std::string("blocks of ") + lkv::format_name(of.k) + " beside " + lkv::format_name(of.v) +
+                 ", heads of " + std::to_string(of.head_dim) + ", " + std::to_string(of.n_tokens) + " tokens";
+        const AttnCase c(s);
+        const DeviceCase device(c.params);
+        const bool few = of.n_tokens * of.n_seq * of.rep <= 8;
+        CHECK_MSG(kernel_of(device) == (few ? "decode" : "prefill"), s.name + ": planned for " + kernel_of(device));
+        compare(s);
+    }
+}
+
 // One wide segment a row, as a latent of all heads has it.
 void rows_of_one_segment() {
     std::mt19937 random(12);
@@ -1526,6 +1643,7 @@ int main(int argc, char** argv) {
     run("rows_of_one_segment", true, rows_of_one_segment);
     run("rows_with_scales", true, rows_with_scales);
     run("block_rows", true, block_rows);
+    run("block_kernels", true, block_kernels);
     run("blocks_in_short", true, blocks_in_short);
     run("blocks", false, [] { lkv::test::blocks(compare); });
     run("turned_heads", true, turned_heads);
@@ -1536,6 +1654,7 @@ int main(int argc, char** argv) {
     run("scattered_positions", true, scattered_positions);
     run("nothing_visible", true, nothing_visible);
     run("expanded", true, expanded);
+    run("flash", true, flash);
     run("grows", true, grows);
     run("wide_heads", true, [] { lkv::test::wide_heads(compare); });
     run("formats", true, [] { lkv::test::formats(compare); });

@@ -1045,6 +1045,12 @@ int main(int argc, char** argv) {
             ring.name += " beside exact windows";
             CHECK(ring_slots(file, ring.options) == slots);
             compare(file, ring);
+            ring.options.kv = "";
+            ring.options.kv_k = "c4";
+            ring.options.kv_v = "q4";
+            ring.name += ", K of other layers in blocks of tokens";
+            CHECK(ring_slots(file, ring.options) == slots);
+            CHECK_MSG(compare(file, ring), ring.name + ": not a legal one");
         }
         const auto number = static_cast<size_t>(&shape - shapes);
         for (const char* prefill : {"eager", "lazy"}) {

@@ -73,6 +73,7 @@ CASES = [
     case("glm4_moe", "no-norms", use_qk_norm=False, attention_bias=False, n_shared_experts=1),
     case("minimax_m2"),
     case("dots1"),
+    case("afmoe"),
     case("qwen2_vl"),
     case("qwen3_vl"),
     case("qwen3_vl_moe"),

@@ -40,6 +40,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("glm4_moe", {}),
     ("minimax_m2", {}),
     ("dots1", {}),
+    ("afmoe", {}),
     ("qwen2_vl", {}),
     ("qwen3_vl_moe", {}),
     ("laguna", {}),

@@ -74,15 +74,23 @@ def test_a_window_no_longer_than_the_exact_one(gemma: Path, tmp_path: Path, more
     assert formats[0] == formats[2] == {"q1"} != formats[1]
 
 
-def test_a_preset_has_no_blocks_beside_a_ring(gemma: Path, tmp_path: Path) -> None:
+def test_blocks_of_tokens_beside_a_ring(gemma: Path, tmp_path: Path) -> None:
+    """Layers that hold the context keep K in blocks, and the others rows of q8 in their window."""
     model = run(gemma, tmp_path / "m.gguf", "--method", "none")
-    for name, preset in PRESETS.items():
+    n_windowed, n_whole = 2, 1
+    width = model.n_head_kv * model.head_dim
+    expected = ringed(model).decode(IDS[:600], output="all")
+    errors = {}
+    for name in (*PRESETS, "c8/q8"):
         cache = planned(model, {"kv": name})
-        assert (cache["kv_k"], cache["kv_v"]) == (preset.windowed, preset.v)
-        sizes = ringed(model, **{"kv": "", "recent": preset.recent, **cache}).kv_bytes()
-        assert "ring" in {region["name"] for region in sizes["regions"]}
-    in_blocks = ringed(model, **planned(model, {"kv": "c4/q4"})).kv_bytes()
-    assert "ring" not in {region["name"] for region in in_blocks["regions"]}  # which hold the context
+        s = ringed(model, **{**cache, "n_ubatch": UBATCH})
+        k = {region["name"]: (region["slots"], region["k"]) for region in s.kv_bytes()["regions"]}
+        bits = int(cache["kv_k"][1])
+        assert k["middle"] == (N_CTX, N_CTX * n_whole * width * (bits + 1) // 8)
+        assert k["ring"] == (SLOTS, SLOTS * n_windowed * (width + 4 * model.n_head_kv))
+        got = np.concatenate([s.decode(IDS[i : i + UBATCH], output="all") for i in range(0, 600, UBATCH)])
+        errors[name] = distance(got, expected)
+    assert errors["c8/q8"] < 0.02 < errors["smallest"]
 
 
 def ringed(m: Any, **options: Any) -> Any:

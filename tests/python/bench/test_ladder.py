@@ -153,7 +153,7 @@ def test_a_model_that_cannot_be_fetched_is_one_line(tmp_path: Path, monkeypatch:
     assert list(tmp_path.iterdir()) == []
     (tmp_path / real_models.MODELS["smollm2"].file).write_bytes(b"GGUF")
     assert real_models.fetch("smollm2").read_bytes() == b"GGUF"  # nothing is asked for what is there
-    with pytest.raises(real_models.FetchError, match="expected one of smollm2, gemma3-270m; got x"):
+    with pytest.raises(real_models.FetchError, match="expected one of smollm2, gemma3-270m, qwen-coder; got x"):
         real_models.fetch("x")
 
 

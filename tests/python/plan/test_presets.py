@@ -48,9 +48,9 @@ def test_a_preset_takes_the_share_that_it_says(plain: Any, name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "cache"),
     [
-        ({"kv": "c4/q4"}, {"kv": "", "kv_k": "c4", "kv_v": "q4", "recent": 32}),
-        ({"kv": "c4"}, {"kv": "", "kv_k": "c4", "kv_v": "q4", "recent": 32}),
-        ({"kv_k": "c2", "recent": -1}, {"kv_k": "c2", "recent": 32}),
+        ({"kv": "c4/q4"}, {"kv": "", "kv_k": "c4", "kv_v": "q4", "sink": 4, "recent": 128}),
+        ({"kv": "c4"}, {"kv": "", "kv_k": "c4", "kv_v": "q4", "sink": 4, "recent": 128}),
+        ({"kv_k": "c2", "sink": 0, "recent": -1}, {"kv_k": "c2", "sink": 0, "recent": 128}),
         ({"kv_k": "c2", "recent": 0}, {"kv_k": "c2", "recent": 0}),
         ({"kv_k": "c2", "recent_ratio": 0.5}, {"kv_k": "c2", "recent_ratio": 0.5}),
         ({"kv": "Q5_1", "kv_v": "bf16"}, {"kv": "q5_1", "kv_k": "", "kv_v": "bf16"}),
@@ -114,7 +114,7 @@ def test_info_offers_every_preset(run: Any, plain_gguf: Path) -> None:
         line.split()[0] for line in shown.splitlines() if line.split()[:1] in [[n] for n in NAMES]
     ] == NAMES
     said = run("info", plain_gguf, "--kv", "c4").stdout
-    assert "the latest 32 tokens in f16" in said
+    assert "the latest 128 tokens in f16" in said
     assert "c8 … c2: blocks of 32 tokens of K" in said
 
 

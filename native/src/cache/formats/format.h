@@ -54,12 +54,18 @@ constexpr int adders = 16;
 __device__ inline int writer() { return static_cast<int>(threadIdx.x % writers); }
 __device__ inline int adder() { return static_cast<int>(threadIdx.x % adders); }
 
-// Combined over `n` neighbouring lanes: writers or adders.
+// Combined over `n` neighbouring lanes: writers, adders or those of a block.
 template <int n, class Combine>
 __device__ inline float across(float x, Combine combine) {
     for (int o = n / 2; o > 0; o /= 2) x = combine(x, __shfl_xor_sync(0xffffffffu, x, o));
     return x;
 }
+
+// A block of 32 channels is written by eight lanes, four channels each, and a warp takes four blocks at once.
+constexpr int block_lanes = 8;
+__device__ inline int block_lane() { return static_cast<int>(threadIdx.x % block_lanes); }
+__device__ inline int block_writer() { return writer() / block_lanes; }
+constexpr int block_writers = writers / block_lanes;
 
 // From the other half of the writers.
 __device__ inline float from_other_half(float x) { return __shfl_xor_sync(0xffffffffu, x, adders); }

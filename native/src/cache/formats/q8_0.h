@@ -24,7 +24,10 @@ struct Q8_0 {
 
     LKV_HD static void write(const float* x, int width, uint8_t* dst) {
         const int n_blocks = width / block;
-        for (int k = writer(); k < n_blocks; k += writers) {
+#if defined(__CUDA_ARCH__)
+        write_blocks(x, n_blocks, dst);
+#else
+        for (int k = 0; k < n_blocks; k++) {
             const float* const v = x + k * block;
             uint8_t* out = dst + k * block_bytes;
             float peak[chunk_width] = {};
@@ -36,12 +39,13 @@ struct Q8_0 {
                 peak[0] = peak[j] > peak[0] ? peak[j] : peak[0];
             }
             const float scale = peak[0] / 127.0f;
-            const float inverse = scale > tiny ? 1.0f / scale : 0.0f;
+            const float inverse = inverse_of(scale);
             store_u16(out, half_saturate(scale));
             for (int i = 0; i < block; i++) {
                 out[codes_at + i] = static_cast<uint8_t>(round_half_away(v[i] * inverse));
             }
         }
+#endif
         for (int i = n_blocks * block_bytes; i < bytes(width); i++) {
             dst[i] = 0;
         }
@@ -61,6 +65,35 @@ struct Q8_0 {
 #endif
 
 private:
+    LKV_HD static float inverse_of(float scale) { return scale > tiny ? 1.0f / scale : 0.0f; }
+
+#if defined(__CUDA_ARCH__)
+    // Lane l of a block has its channels 4·l … 4·l + 3.
+    __device__ static void write_blocks(const float* x, int n_blocks, uint8_t* dst) {
+        for (int first = 0; first < n_blocks; first += block_writers) {
+            const int k = first + block_writer();
+            const bool exists = k < n_blocks;  // lanes without a block take part in what the others combine
+            float v[4];
+            float peak = 0.0f;
+            for (int i = 0; i < 4; i++) {
+                v[i] = exists ? x[k * block + 4 * block_lane() + i] : 0.0f;
+                const float a = v[i] < 0.0f ? -v[i] : v[i];
+                peak = a > peak ? a : peak;
+            }
+            const float scale = across<block_lanes>(peak, [](float a, float b) { return a > b ? a : b; }) / 127.0f;
+            const float inverse = inverse_of(scale);
+            if (!exists) continue;
+            uint8_t* const out = dst + k * block_bytes;
+            if (block_lane() == 0) store_u16(out, half_saturate(scale));
+            for (int i = 0; i < 4; i += 2) {
+                const auto low = static_cast<uint8_t>(round_half_away(v[i] * inverse));
+                const auto high = static_cast<uint8_t>(round_half_away(v[i + 1] * inverse));
+                store_u16(out + codes_at + 4 * block_lane() + i, static_cast<uint16_t>(low | high << 8));
+            }
+        }
+    }
+#endif
+
     // roundf, in a form that vectorises
     LKV_HD static int8_t round_half_away(float x) {
         const int whole = static_cast<int>(x);

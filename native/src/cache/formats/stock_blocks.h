@@ -23,6 +23,7 @@ struct StockBlocks {
     static constexpr int width_multiple = block;
     static constexpr bool quantized = true;
     static constexpr int levels = (1 << Bits) - 1;  // largest code
+    static constexpr float middle = (levels + 1) / 2;
     static constexpr int minimum_at = 2;
     static constexpr int fifth_at = HasMinimum ? 4 : 2;
     static constexpr int codes_at = fifth_at + (Bits == 5 ? 4 : 0);
@@ -31,8 +32,10 @@ struct StockBlocks {
     LKV_HD static constexpr int bytes(int width) { return round_up_to_word(width / block * block_bytes); }
 
     LKV_HD static void write(const float* x, int width, uint8_t* dst) {
-        constexpr float middle = (levels + 1) / 2;
-        for (int k = writer(); k < width / block; k += writers) {
+#if defined(__CUDA_ARCH__)
+        write_blocks(x, width / block, dst);
+#else
+        for (int k = 0; k < width / block; k++) {
             const float* const v = x + k * block;
             uint8_t* const out = dst + k * block_bytes;
             float low = 0.0f;
@@ -48,13 +51,10 @@ struct StockBlocks {
             store_u16(out, half_saturate(scale));
             const float inverse = inverse_of(scale);
             int code[block];
-            for (int i = 0; i < block; i++) {
-                const int level = HasMinimum ? static_cast<int>((v[i] - low) * inverse + 0.5f)
-                                             : static_cast<int>(v[i] * inverse + (middle + 0.5f));
-                code[i] = level < levels ? level : levels;
-            }
+            for (int i = 0; i < block; i++) code[i] = code_of(v[i], low, inverse);
             put_codes(code, out);
         }
+#endif
         pad(dst, width);
     }
 
@@ -143,6 +143,75 @@ private:
         constexpr float tiny = 1e-36f;
         return (scale < 0.0f ? -scale : scale) > tiny ? 1.0f / scale : 0.0f;
     }
+
+    LKV_HD static int code_of(float x, float low, float inverse) {
+        const int level = HasMinimum ? static_cast<int>((x - low) * inverse + 0.5f)
+                                     : static_cast<int>(x * inverse + (middle + 0.5f));
+        return level < levels ? level : levels;
+    }
+
+#if defined(__CUDA_ARCH__)
+    // Lane l of a block has its channels 2·l, 2·l + 1 and those 16 further: two bytes of codes.
+    __device__ static int channel(int i) { return 2 * block_lane() + i % 2 + i / 2 * (block / 2); }
+
+    __device__ static void write_blocks(const float* x, int n_blocks, uint8_t* dst) {
+        for (int first = 0; first < n_blocks; first += block_writers) {
+            const int k = first + block_writer();
+            const bool exists = k < n_blocks;  // lanes without a block take part in what the others combine
+            float v[4];
+            for (int i = 0; i < 4; i++) v[i] = exists ? x[k * block + channel(i)] : 0.0f;
+            float low = 0.0f;
+            float scale;
+            if constexpr (HasMinimum) {
+                low = least(v);
+                const float minus[4] = {-v[0], -v[1], -v[2], -v[3]};
+                scale = (-least(minus) - low) / levels;
+            } else {
+                scale = extreme_of_lanes(v) / -middle;
+            }
+            const float inverse = inverse_of(scale);
+            int code[4];
+            for (int i = 0; i < 4; i++) code[i] = code_of(v[i], low, inverse);
+            uint32_t fifths = 0;
+            for (int i = 0; Bits == 5 && i < 4; i++) fifths |= static_cast<uint32_t>(code[i] >> 4 & 1) << channel(i);
+            if constexpr (Bits == 5) {
+                fifths = float_bits(across<block_lanes>(float_from_bits(fifths), [](float a, float b) {
+                    return float_from_bits(float_bits(a) | float_bits(b));
+                }));
+            }
+            if (!exists) continue;
+            uint8_t* const out = dst + k * block_bytes;
+            if (block_lane() == 0) {
+                store_u16(out, half_saturate(scale));
+                if constexpr (HasMinimum) store_u16(out + minimum_at, half_saturate(low));
+                for (int i = 0; Bits == 5 && i < 2; i++) {
+                    store_u16(out + fifth_at + 2 * i, static_cast<uint16_t>(fifths >> (16 * i)));
+                }
+            }
+            const auto byte = [&](int i) { return (code[i] & 15) | (code[i + 2] & 15) << 4; };
+            store_u16(out + codes_at + 2 * block_lane(), static_cast<uint16_t>(byte(0) | byte(1) << 8));
+        }
+    }
+
+    __device__ static float least(const float (&v)[4]) {
+        float low = v[0];
+        for (int i = 1; i < 4; i++) low = v[i] < low ? v[i] : low;
+        return across<block_lanes>(low, [](float a, float b) { return b < a ? b : a; });
+    }
+
+    // As extreme: of channels with the largest magnitude the first one says the sign.
+    __device__ static float extreme_of_lanes(const float (&v)[4]) {
+        float peak = 0.0f;
+        for (const float x : v) peak = fabsf(x) > peak ? fabsf(x) : peak;
+        peak = across<block_lanes>(peak, [](float a, float b) { return a > b ? a : b; });
+        float key = 2.0f * block;  // twice the channel, and one more where it is negative
+        for (int i = 3; i >= 0; i--) {
+            if (fabsf(v[i]) == peak) key = static_cast<float>(2 * channel(i) + (v[i] < 0.0f ? 1 : 0));
+        }
+        key = across<block_lanes>(key, [](float a, float b) { return a < b ? a : b; });
+        return static_cast<int>(key) % 2 != 0 ? -peak : peak;
+    }
+#endif
 };
 
 }  // namespace lkv

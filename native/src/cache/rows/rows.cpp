@@ -69,10 +69,9 @@ void Rows::add_exact(const std::string& name, int n_slots, const RegionFormat& f
     regions_.push_back(make_region(name, n_slots, format, [](int) { return true; }));
 }
 
-void Rows::add_middle(int n_slots, bool is_selected, const std::vector<bool>& in_ring, int n_ring) {
-    in_ring_ = in_ring;
+void Rows::add_middle(int n_slots, bool is_selected, int n_ring) {
     middle_ = static_cast<int>(regions_.size());
-    const auto is_in = [&](int layer) { return static_cast<bool>(in_ring[static_cast<size_t>(layer)]); };
+    const auto is_in = [&](int layer) { return static_cast<bool>(in_ring_[static_cast<size_t>(layer)]); };
     regions_.push_back(make_region("middle", n_slots, std::nullopt, [&](int layer) { return !is_in(layer); }));
     regions_.back().is_selected = is_selected;
     if (n_ring == 0) return;
@@ -151,7 +150,11 @@ std::optional<Format> Rows::chosen_format(int layer, bool value_side) const {
         fail("kv v", "expected K's format, ", format_name(*options_.k_format),
              ", as rows are keys and values in one (MLA); got ", format_name(*options_.v_format));
     }
-    return !value_side || is_keys ? options_.k_format : options_.v_format;
+    if (value_side && !is_keys) return options_.v_format;
+    // Tokens leave a ring one by one, and blocks do not. It has few, whose K may be fine: no rotation spreads what a few channels have.
+    const bool single = options_.k_format && format_in_token_blocks(*options_.k_format) &&
+                        in_ring_[static_cast<size_t>(layer)];
+    return single ? Format::q8 : options_.k_format;
 }
 
 void Rows::allocate() {

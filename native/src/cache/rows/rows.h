@@ -62,10 +62,12 @@ public:
     Rows(const HParams& hparams, const CacheSpec& spec, const KvCacheOptions& options,
          const std::vector<CacheDevice*>& devices);
 
+    // Whether a layer's rows of the middle are in the ring instead. Before any region.
+    void set_ring(const std::vector<bool>& in_ring) { in_ring_ = in_ring; }
     // Regions, in their order. Errors: Error when a format does not fit a segment's width.
     void add_exact(const std::string& name, int n_slots, const RegionFormat& format);
-    // in_ring: whether a layer's rows are in the ring instead. n_ring: its slots, 0: there is none.
-    void add_middle(int n_slots, bool is_selected, const std::vector<bool>& in_ring, int n_ring);
+    // n_ring: slots of the ring, 0: there is none.
+    void add_middle(int n_slots, bool is_selected, int n_ring);
     void allocate();
     // For demotions on the host; null while none is needed. It outlives this.
     void set_encoder(RowEncoder* encoder) { encoder_ = encoder; }

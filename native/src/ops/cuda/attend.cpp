@@ -56,10 +56,10 @@ Plan plan_attention(const Request& request, const Problem& problem, std::string*
     for (const Kernel* kernel : all_kernels()) {
         Plan plan = common;
         plan.kernel = kernel;
-        const bool special = p.softcap > 0.0f || common.in_blocks != 0;
-        const char* const reason = p.head_dim > kernel->widest_head ? "heads are too wide"
-                                   : special && !kernel->takes_all  ? "soft caps and K in blocks"
-                                                                    : kernel->takes(request, plan);
+        const char* const reason = p.head_dim > kernel->widest_head                 ? "heads are too wide"
+                                   : p.softcap > 0.0f && !kernel->takes_caps        ? "scores have a soft cap"
+                                   : common.in_blocks != 0 && !kernel->takes_blocks ? "K is in blocks of tokens"
+                                                                                    : kernel->takes(request, plan);
         if (reason == nullptr) {
             plan.items = plan.n_kv / plan.unit;
             return plan;

@@ -68,8 +68,9 @@ struct Kernel {
     const char* (*takes)(const Request& request, Plan& plan);
     // Leaves results or parts, as the plan says.
     cudaError_t (*launch)(const Plan& plan, cudaStream_t stream);
-    bool takes_all = false;  // soft caps and K in blocks of tokens too
-    int widest_head = 256;   // head_dim, at most
+    bool takes_caps = false;    // scores with a soft cap
+    bool takes_blocks = false;  // K in blocks of tokens
+    int widest_head = 256;      // head_dim, at most
 
     // The rest is null for most kernels.
 

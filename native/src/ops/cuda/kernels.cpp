@@ -7,6 +7,7 @@
     X(expand_keys)     \
     X(wide)            \
     X(expand)          \
+    X(flash)           \
     X(prefill)         \
     X(direct)
 

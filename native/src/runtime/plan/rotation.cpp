@@ -24,11 +24,10 @@ bool rotates_full(const Model& model, const KvCache& cache, bool value_side) {
         const LayerCacheSpec& spec = model.cache_spec().layers[static_cast<size_t>(il)];
         const bool full = value_side ? spec.v_path == VPath::full : spec.k_path == KPath::full;
         for (int r = 0; full && r < cache.placement().n_regions(); r++) {
-            const RowLayout& row = cache.rows().layout(r, il, value_side);
-            if (in_token_blocks(row)) {
+            if (in_token_blocks(cache.rows().k_layout(r, il))) {
                 return false;
             }
-            quantized = quantized || any_format(row, format_is_quantized);
+            quantized = quantized || any_format(cache.rows().layout(r, il, value_side), format_is_quantized);
         }
     }
     return quantized;

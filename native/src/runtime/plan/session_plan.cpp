@@ -146,7 +146,7 @@ KvCacheOptions cache_options(const Model& model, const SessionOptions& options) 
     KvCacheOptions cache;
     set_sizes(model, options, cache);
     set_exact_tokens(model.cache_spec(), options, cache);
-    shorten_ubatches(cache, sees_own_rows(model, cache) && !options.evicts());
+    shorten_ubatches(cache, sees_own_rows(model, cache) && !options.evicts(), model.n_host_layers() == 0);
     set_eviction(options, cache);
     set_formats(options, cache);
     return cache;

@@ -14,12 +14,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def f32(raw: Array, is_bf16: bool) -> F32:
-    """is_bf16: raw are the bits of such numbers."""
+# Names in safetensors of types that NumPy lacks -> in torch.
+BITS = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu"}
+
+
+def f32(raw: Array, kind: str) -> F32:
+    """kind: raw are the bits of such numbers, if it is in BITS."""
     import torch
 
-    found = tensor(raw.view(np.int16)).view(torch.bfloat16) if is_bf16 else tensor(raw)
-    return np.asarray(found.float().numpy())
+    found = tensor(raw)
+    return np.asarray((found.view(getattr(torch, BITS[kind])) if kind in BITS else found).float().numpy())
 
 
 def f16(array: F32) -> Array:

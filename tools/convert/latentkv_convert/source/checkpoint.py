@@ -12,7 +12,7 @@ from latentkv.console.reading import read_text
 from ..compute import floats
 from ..errors import ConvertError
 from ..ir import F32
-from . import fingerprint
+from . import fingerprint, fp8
 from .safetensors_file import SafetensorsFile
 from .torch_file import TorchFile
 
@@ -40,6 +40,7 @@ class Checkpoint:
         self.config: dict[str, Any] = read_json(directory / "config.json")
         if not isinstance(self.config, dict) or "model_type" not in self.config:
             raise ConvertError("checkpoint", "config.json with a model_type", "none")
+        self._block = fp8.block_size(self.config)
         self._files: dict[str, SafetensorsFile | TorchFile] = {}
         self._where = self._index()
 
@@ -112,9 +113,16 @@ class Checkpoint:
             ConvertError: it is missing, of a type that is not floating point, or not finite.
         """
         found = self._found(name)
-        array = self._files[self._where[found]].read(found)
+        file = self._files[self._where[found]]
+        array = file.read(found)
+        if file.is_fp8(found):
+            array = fp8.scaled(found, array, self._block, self._raw, self._where.__contains__)
         floats.check_finite(array, name)
         return array
+
+    def _raw(self, name: str) -> F32:
+        """A tensor of scales."""
+        return self._files[self._where[name]].read(name)
 
     def identity(self) -> str:
         """SHA-256 of the config and of a sample of every shard's bytes."""

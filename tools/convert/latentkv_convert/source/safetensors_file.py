@@ -16,9 +16,9 @@ from ..compute import floats
 from ..errors import ConvertError
 from ..ir import F32
 
-_DTYPES: dict[str, Any] = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16}
-_OTHERS = {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1}
-_OTHERS |= {"F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "C64": 8}
+_DTYPES: dict[str, Any] = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.int16}
+_DTYPES |= {name: np.uint8 for name in floats.BITS if name.startswith("F8")}
+_OTHERS = {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1, "C64": 8}
 _SIZES = {name: np.dtype(dtype).itemsize for name, dtype in _DTYPES.items()} | _OTHERS  # bytes
 _LONGEST_HEADER = 100_000_000  # bytes, as the format's own library has it
 
@@ -63,6 +63,9 @@ class SafetensorsFile:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._entries[name].shape
 
+    def is_fp8(self, name: str) -> bool:
+        return self._entries[name].dtype.startswith("F8")
+
     def read(self, name: str) -> F32:
         """The tensor as float32, in its own shape."""
         entry = self._entries[name]
@@ -72,7 +75,7 @@ class SafetensorsFile:
         with self.path.open("rb") as file:
             file.seek(self._start + entry.begin)
             raw = np.fromfile(file, dtype=_DTYPES[entry.dtype], count=entry.count)
-        return floats.f32(raw, entry.dtype == "BF16").reshape(entry.shape)
+        return floats.f32(raw, entry.dtype).reshape(entry.shape)
 
 
 def _entries(header: bytes, where: str) -> dict[str, Entry]:

@@ -35,6 +35,9 @@ class TorchFile:
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._tensors[name].shape)
 
+    def is_fp8(self, name: str) -> bool:
+        return "float8" in str(self._tensors[name].dtype)
+
     def read(self, name: str) -> F32:
         """The tensor as float32."""
         tensor = self._tensors[name]

@@ -12,19 +12,18 @@ constexpr bool has_warpgroup_products = true;
 constexpr bool has_warpgroup_products = false;
 #endif
 
-// Where an operand lies: 8 x 8 matrices of 128 bytes, row after row (a) or column after column (b) of 8 channels; the two of 16
-// channels beside each other, then the next 8 rows or columns.
+// Where an operand lies: 8 x 8 matrices of 128 bytes, row after row (a) or column after column (b) of 8 channels; bytes from 8 channels to
+// the next 8, and from 8 rows or columns to the next 8.
 class Operand {
 public:
     // from one lane, so that the compiler keeps it in a uniform register, where the products want it
-    __device__ explicit Operand(uint32_t shared_address, uint32_t next_rows = 256)
+    __device__ explicit Operand(uint32_t shared_address, uint32_t next_rows = 256, uint32_t next_channels = 128)
         : low_(__shfl_sync(0xffffffffu, (shared_address & 0x3ffffu) >> 4 | next_channels >> 4 << 16, 0)),
           high_(next_rows >> 4) {}
     // bytes: a multiple of 16
     __device__ uint64_t at(uint32_t bytes) const { return uint64_t{low_ + (bytes >> 4)} | uint64_t{high_} << 32; }
 
 private:
-    static constexpr uint32_t next_channels = 128;  // bytes
     uint32_t low_;
     uint32_t high_;
 };
@@ -41,6 +40,23 @@ __device__ inline void warpgroup_commit() {
 // Until all products of this warp are done with what they read.
 __device__ inline void warpgroup_wait_all() {
     if constexpr (has_warpgroup_products) asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+}
+
+// Until all but the last n groups are.
+template <int n>
+__device__ inline void warpgroup_wait_but() {
+    if constexpr (has_warpgroup_products) asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(n) : "memory");
+}
+// Behind a wait: products wrote these registers, or read them, until then, which the compiler does not know.
+template <int n>
+__device__ __forceinline__ void hold(float (&d)[n]) {
+#pragma unroll
+    for (int i = 0; i < n; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
+template <int n>
+__device__ __forceinline__ void hold(uint32_t (&a)[n][4]) {
+#pragma unroll
+    for (int i = 0; i < 4 * n; i++) asm volatile("" : "+r"(a[i / 4][i % 4])::"memory");
 }
 
 // The same, naming operands a in registers: products read them until then, which the compiler does not know. Left out, they are written
@@ -93,6 +109,37 @@ __device__ inline void warpgroup_mma(float (&d)[64], const uint32_t (&a)[4], uin
 #endif
 }
 
+#define LKV_HALF_OPERANDS LKV_SIXTEEN(0), LKV_SIXTEEN(16)
+#define LKV_HALF_NUMBERS                                                     \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+
+// The same for 64 columns.
+__device__ inline void warpgroup_mma(float (&d)[32], const uint32_t (&a)[4], uint64_t b, bool add) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    asm volatile(
+        "{.reg .pred add; setp.ne.b32 add, %37, 0; "
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" LKV_HALF_NUMBERS
+        "}, {%32, %33, %34, %35}, %36, add, 1, 1, 1;}"
+        : LKV_HALF_OPERANDS
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
+#endif
+}
+
+// The same where b lies as its columns come: 8 x 8 matrices of eight columns, 16 bytes of channels each.
+__device__ inline void warpgroup_mma_columns(float (&d)[32], const uint32_t (&a)[4], uint64_t b, bool add) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    asm volatile(
+        "{.reg .pred add; setp.ne.b32 add, %37, 0; "
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" LKV_HALF_NUMBERS
+        "}, {%32, %33, %34, %35}, %36, add, 1, 1, 0;}"
+        : LKV_HALF_OPERANDS
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
+#endif
+}
+
+#undef LKV_HALF_NUMBERS
+#undef LKV_HALF_OPERANDS
 #undef LKV_NUMBERS
 #undef LKV_OPERANDS
 #undef LKV_SIXTEEN

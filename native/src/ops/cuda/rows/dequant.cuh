@@ -67,24 +67,26 @@ struct PlaneReader {
         return code;
     }
 
-    // The same as values, for codes of whole bytes and of nibbles alone: fewer instructions, no other numbers.
+    // The same as f16 integers, for codes of whole bytes and of nibbles alone: fewer instructions, no other numbers.
     static constexpr bool plain = Bits == 8 || Bits == 4;
-    __device__ uint32_t plain_value(int q, int hi, uint32_t bytes, uint32_t nibbles) const {
-        __half2 code;
+    __device__ static __half2 plain_code(int q, int hi, uint32_t bytes, uint32_t nibbles) {
         if constexpr (Bits == 8) {
-            code =
-                __hsub2(half2_of(__byte_perm(bytes, 0x64646464u, q & 1 ? 0x4341 : 0x4240)), __float2half2_rn(1024.0f));
+            return __hsub2(half2_of(__byte_perm(bytes, 0x64646464u, q & 1 ? 0x4341 : 0x4240)),
+                           __float2half2_rn(1024.0f));
         } else {
             const uint32_t word = q & 1 ? nibbles >> 8 : nibbles;
             // 1024 + 16 · code, without a shift
-            code = hi != 0 ? __hfma2(half2_of((word & 0x00f000f0u) | 0x64006400u), __float2half2_rn(0.0625f),
+            return hi != 0 ? __hfma2(half2_of((word & 0x00f000f0u) | 0x64006400u), __float2half2_rn(0.0625f),
                                      __float2half2_rn(-64.0f))
                            : small_ints(word & 0x000f000fu);
         }
-        return bits(__hfma2(code, scale, offset));
+    }
+    __device__ uint32_t plain_value(int q, int hi, uint32_t bytes, uint32_t nibbles) const {
+        return bits(__hfma2(plain_code(q, hi, bytes, nibbles), scale, offset));
     }
 
-    __device__ void all(const uint8_t* codes, uint32_t (&out)[8]) const {
+    // The codes of a chunk as f16 integers, in the order of pairs.
+    __device__ static void integers(const uint8_t* codes, __half2 (&out)[8]) {
         if constexpr (plain) {
             uint32_t of_chunk[Bits / 2];
 #pragma unroll
@@ -94,7 +96,7 @@ struct PlaneReader {
                 const int q = p & 3;
                 const int hi = p >> 2;
                 out[p] =
-                    plain_value(q, hi, of_chunk[Bits == 8 ? (q >> 1) + 2 * hi : 0], of_chunk[Bits == 4 ? q >> 1 : 0]);
+                    plain_code(q, hi, of_chunk[Bits == 8 ? (q >> 1) + 2 * hi : 0], of_chunk[Bits == 4 ? q >> 1 : 0]);
             }
             return;
         }
@@ -110,8 +112,15 @@ struct PlaneReader {
         for (int p = 0; p < 8; p++) {
             const int q = p & 3;
             const int hi = p >> 2;
-            out[p] = value(pair(q, hi, words[(q >> 1) + 2 * hi], words[q >> 1], pairs, singles));
+            out[p] = small_ints(pair(q, hi, words[(q >> 1) + 2 * hi], words[q >> 1], pairs, singles));
         }
+    }
+
+    __device__ void all(const uint8_t* codes, uint32_t (&out)[8]) const {
+        __half2 of_chunk[8];
+        integers(codes, of_chunk);
+#pragma unroll
+        for (int p = 0; p < 8; p++) out[p] = bits(__hfma2(of_chunk[p], scale, offset));
     }
 
     __device__ void half(const uint8_t* codes, int h, uint32_t (&out)[4]) const {
@@ -164,7 +173,7 @@ __device__ constexpr int kind_of_codes(int kind) {
     return format_scaled_by_row(static_cast<Format>(kind)) ? kind - apart : kind;
 }
 
-// ggml's blocks of one scale and four codes a word. Codes: small integers of the word's bytes q % 2 and two further, and what is zero.
+// ggml's blocks of one scale. Codes: of a word's bytes q % 2 and two further, as 1024 and more in f16, and which of these is zero.
 template <class Codes>
 struct BlockReader {
     __half2 scale;
@@ -173,11 +182,19 @@ struct BlockReader {
         : scale(splat_half(static_cast<uint16_t>(u16_at(row + chunk.affine)))), codes_of(chunk) {}
 
     __device__ uint32_t value(uint32_t word, int q) const {
-        return bits(__hmul2(__hsub2(small_ints(codes_of(word, q)), __float2half2_rn(Codes::zero)), scale));
+        return bits(__hmul2(__hsub2(half2_of(codes_of(word, q)), __float2half2_rn(Codes::zero)), scale));
     }
     __device__ void all(const uint8_t* codes, uint32_t (&out)[8]) const {
+        // whole words: four, or parts of five
+        const bool parted = reinterpret_cast<uintptr_t>(codes) % 4 != 0;
+        const auto* const at = reinterpret_cast<const uint32_t*>(codes - (parted ? 2 : 0));
+        uint32_t word[5];
 #pragma unroll
-        for (int p = 0; p < 8; p++) out[p] = value(u32_at<false>(codes + 4 * ((p & 3) >> 1) + 8 * (p >> 2)), p);
+        for (int i = 0; i < 5; i++) word[i] = at[i < 4 || parted ? i : 3];
+#pragma unroll
+        for (int i = 0; i < 4; i++) word[i] = __byte_perm(word[i], word[i + 1], parted ? 0x5432 : 0x3210);
+#pragma unroll
+        for (int p = 0; p < 8; p++) out[p] = value(word[((p & 3) >> 1) + 2 * (p >> 2)], p);
     }
     __device__ void half(const uint8_t* codes, int h, uint32_t (&out)[4]) const {
 #pragma unroll
@@ -187,17 +204,19 @@ struct BlockReader {
 
 // Two's complement to excess 128.
 struct SignedBytes {
-    static constexpr float zero = 128.0f;
+    static constexpr float zero = 1024.0f + 128.0f;
     __device__ explicit SignedBytes(const Chunk&) {}
     __device__ uint32_t operator()(uint32_t word, int q) const {
-        return (word ^ 0x80808080u) >> (8 * (q & 1)) & 0x00ff00ffu;
+        return ((word >> (8 * (q & 1))) & 0x00ff00ffu) ^ 0x64806480u;
     }
 };
 struct Nibbles {
-    static constexpr float zero = 8.0f;
+    static constexpr float zero = 1024.0f + 8.0f;
     int shift;
     __device__ explicit Nibbles(const Chunk& chunk) : shift(4 * chunk.odd) {}
-    __device__ uint32_t operator()(uint32_t word, int q) const { return word >> (8 * (q & 1) + shift) & 0x000f000fu; }
+    __device__ uint32_t operator()(uint32_t word, int q) const {
+        return (word >> (8 * (q & 1) + shift) & 0x000f000fu) | 0x64006400u;
+    }
 };
 template <>
 struct ChunkReader<Q8_0> : BlockReader<SignedBytes> {
@@ -320,6 +339,19 @@ struct StockValue {
 };
 using StockReader = ChannelReader<StockValue>;
 
+// Bits of a code, of the formats with a scale and a minimum.
+__device__ constexpr int affine_bits(int kind) {
+    switch (static_cast<Format>(kind)) {
+#define X(bits)           \
+    case Format::q##bits: \
+        return bits;
+        X(8)
+        X(6) X(5) X(4) X(3) X(2) X(1)
+#undef X
+            default : return 0;
+    }
+}
+
 // Calls f(reader) with the reader of this chunk; false where nothing is stored. Kind: what every chunk is, where that is known
 // (one straight path of code instead of thirteen, which are slow to fetch), else any_kind.
 template <int Kind = any_kind, class Use>
@@ -327,11 +359,14 @@ __device__ inline bool with_chunk(const uint8_t* row, const Chunk& chunk, Use&& 
     if constexpr (Kind == kind_f16_wide) {
         use(WideF16Reader(row, chunk));
         return true;
-    } else if constexpr (Kind == static_cast<int>(Format::q8)) {
-        use(PlaneReader<8>(row, chunk));
+    } else if constexpr (Kind != any_kind) {
+        use(PlaneReader<affine_bits(Kind)>(row, chunk));
         return true;
-    } else if constexpr (Kind == static_cast<int>(Format::q4)) {
-        use(PlaneReader<4>(row, chunk));
+    } else if constexpr (Kind == static_cast<int>(Format::q8_0)) {
+        use(ChunkReader<Q8_0>(row, chunk));
+        return true;
+    } else if constexpr (Kind == static_cast<int>(Format::q4_0)) {
+        use(ChunkReader<Q4_0>(row, chunk));
         return true;
     }
     switch (kind_of_codes(chunk.kind)) {
@@ -359,6 +394,8 @@ __device__ inline bool with_chunk(const uint8_t* row, const Chunk& chunk, Use&& 
 
 // Kinds that have code of their own where all chunks are of one.
 #define LKV_OWN_KINDS(X) X(kind_f16_wide) X(static_cast<int>(Format::q8)) X(static_cast<int>(Format::q4))
+// Beside them, of whole rows.
+#define LKV_STOCK_KINDS(X) X(static_cast<int>(Format::q8_0)) X(static_cast<int>(Format::q4_0))
 
 // Launches by what all chunks are: launch(kind) gets it as a constant.
 template <class Launch>
@@ -368,6 +405,7 @@ cudaError_t with_kind(int kind, Launch&& launch) {
     case own:  \
         return launch(std::integral_constant<int, own>{});
         LKV_OWN_KINDS(X)
+        LKV_STOCK_KINDS(X)
 #undef X
         default:
             return launch(std::integral_constant<int, any_kind>{});
@@ -394,39 +432,13 @@ __device__ __forceinline__ void with_group_kind(int kind, Use&& use) {
 }
 
 #undef LKV_OWN_KINDS
+#undef LKV_STOCK_KINDS
 
 __device__ inline void pairs_of_chunk(const uint8_t* row, const Chunk& chunk, uint32_t (&out)[8]) {
     if (!with_chunk(row, chunk, [&](const auto& reader) { reader.all(row + chunk.codes, out); })) {
 #pragma unroll
         for (int i = 0; i < 8; i++) out[i] = 0;
     }
-}
-
-// A value of a segment in a block of tokens (formats/channel.h). Called: inline, four formats times 16 channels are minutes of compilation.
-// block: the segment in the row of the block's first slot, src: in the slot's own
-__device__ __noinline__ inline float block_value(int kind, const uint8_t* block, int pitch, const uint8_t* src,
-                                                 int width, int channel) {
-    switch (static_cast<Format>(kind)) {
-#define X(name, type)  \
-    case Format::name: \
-        return type::value(block, pitch, src, width, channel);
-        LKV_TOKEN_BLOCK_FORMATS(X)
-#undef X
-        default:
-            return 0.0f;
-    }
-}
-
-// The chunk of slot s in a tile of rows `pitch` bytes apart that begins with a block of tokens.
-__device__ inline void pairs_in_block(const uint8_t* rows, int s, int pitch, const Chunk& chunk, uint32_t (&out)[8]) {
-    const uint8_t* const row = rows + s * pitch;
-    if (!format_in_token_blocks(static_cast<Format>(chunk.kind))) return pairs_of_chunk(row, chunk, out);
-    const uint8_t* const block = rows + s / token_block_slots * token_block_slots * pitch + chunk.codes;
-    const auto at = [&](int j) {
-        return block_value(chunk.kind, block, pitch, row + chunk.codes, chunk.affine, chunk.odd + j);
-    };
-#pragma unroll
-    for (int p = 0; p < 8; p++) out[p] = bits(__floats2half2_rn(at(pair_channel(p)), at(pair_channel(p) + 2)));
 }
 
 // One chunk of two slots.
@@ -466,11 +478,10 @@ __device__ inline int sum_channel(int g, int i) {
     return 16 * (g / 2) + 4 * (g % 2) + i / 2 % 2 + i / 4 * 8 + 2 * (i % 2);
 }
 
-// The same for slots (0, 1) and (second_pair, second_pair + 1) of rows `pitch` bytes apart.
-template <int Kind = any_kind, int second_pair = 8>
-__device__ inline void four_slots(const uint8_t* rows, int pitch, const Chunk& chunk, int h, uint32_t (&first)[8],
-                                  uint32_t (&second)[8]) {
-    const auto row_at = [&](int i) { return rows + (i % 2 + i / 2 * second_pair) * pitch; };
+// The same for slots (0, 1) and (2, 3) of four, whose rows are row_at(i).
+template <int Kind = any_kind, class RowAt>
+__device__ inline void four_slots_at(const RowAt& row_at, const Chunk& chunk, int h, uint32_t (&first)[8],
+                                     uint32_t (&second)[8]) {
     uint32_t x[4][4];
     const bool stored = with_chunk<Kind>(row_at(0), chunk, [&](const auto& reader) {
         using Reader = std::remove_cvref_t<decltype(reader)>;
@@ -488,6 +499,13 @@ __device__ inline void four_slots(const uint8_t* rows, int pitch, const Chunk& c
         second[2 * p] = stored ? __byte_perm(x[2][p], x[3][p], 0x5410) : 0;
         second[2 * p + 1] = stored ? __byte_perm(x[2][p], x[3][p], 0x7632) : 0;
     }
+}
+
+// The same for slots (0, 1) and (second_pair, second_pair + 1) of rows `pitch` bytes apart.
+template <int Kind = any_kind, int second_pair = 8>
+__device__ inline void four_slots(const uint8_t* rows, int pitch, const Chunk& chunk, int h, uint32_t (&first)[8],
+                                  uint32_t (&second)[8]) {
+    four_slots_at<Kind>([&](int i) { return rows + (i % 2 + i / 2 * second_pair) * pitch; }, chunk, h, first, second);
 }
 
 }  // namespace lkv::cuda

@@ -59,11 +59,20 @@ void require(bool holds, const std::string& expected, const std::string& got) {
 }
 
 int kind_of(ChunkIterator begin, ChunkIterator end) {
+    using enum Format;
+    constexpr Format formats[] = {q8_0, q4_0, q8, q6, q4, q3, q2, c4, c3, c2};
     const int kind = begin == end ? any_kind : begin->kind;
-    const bool has_path =
-        kind == kind_f16_wide || kind == static_cast<int>(Format::q8) || kind == static_cast<int>(Format::q4);
-    return has_path && std::all_of(begin, end, [=](const Chunk& chunk) { return chunk.kind == kind; }) ? kind
-                                                                                                       : any_kind;
+    const bool has_path = kind == kind_f16_wide || std::ranges::count(formats, static_cast<Format>(kind)) > 0;
+    if (!has_path || !std::all_of(begin, end, [=](const Chunk& chunk) { return chunk.kind == kind; })) return any_kind;
+    // two blocks of ggml's side by side, the first on a word
+    const bool stock = kind == static_cast<int>(q8_0) || kind == static_cast<int>(q4_0);
+    for (ChunkIterator chunk = begin; stock && chunk != end; chunk += 4) {
+        if (chunk->affine % 4 != 0 || chunk[2].affine - chunk->affine != chunk[2].codes - chunk->codes ||
+            chunk[2].affine - chunk->affine != format_bytes(static_cast<Format>(kind), 64) / 2) {
+            return any_kind;
+        }
+    }
+    return kind;
 }
 
 GroupTable group_table(const RowLayout& row, const GroupLayout& group, int blocks, std::vector<Chunk>& chunks) {

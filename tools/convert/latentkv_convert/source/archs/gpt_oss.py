@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 from ... import limits
-from ...errors import ConvertError
 from ...ir import F32, ModelSpec, TensorRole
 from .. import rope
 from ..stock import Stock
@@ -62,9 +61,6 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     require(config, "attention_bias", True, True)
     require(config, "swiglu_limit", 7.0, 7.0)
     require(config, "swiglu_alpha", 1.702, 1.702)
-    if config.get("quantization_config"):
-        expected = "a checkpoint in floating point, or a GGUF of it, whose experts are copied as they are"
-        raise ConvertError("config.json", expected, "a quantization_config")
     has_rope = config.get("rope_parameters") or config.get("rope_scaling")
     config = {"head_dim": 64, "rms_norm_eps": 1e-5, "rope_theta": 150000.0, **config}
     config = config if has_rope else {**config, "rope_parameters": _YARN}

@@ -41,8 +41,6 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     head_dim = int(config.get("head_dim") or config["hidden_size"] // n_head)
     if rope.parameters(config).get("partial_rotary_factor", 1.0) != 1.0:
         raise ConvertError("config.json", "RoPE over the whole head", "a partial_rotary_factor below 1")
-    if config.get("quantization_config"):
-        raise ConvertError("config.json", "a checkpoint in floating point", "a quantization_config")
     positions = rope.describe(config, head_dim)
     mlp_bias = bool(config.get("mlp_bias"))
     layer = [

@@ -15,7 +15,7 @@ namespace lkv::cuda {
 
 template <int KB, int VB, int MT, int Kind, KPath Path>
 __global__ void __launch_bounds__(Path == KPath::rebuilt && KB == 1 ? 2 * n_threads : n_threads,
-                                  Path == KPath::stored && KB + VB <= 4 ? 2 : 1)
+                                  Path != KPath::rebuilt && KB + VB <= 4 ? 2 : 1)
     decode_kernel(const __grid_constant__ DecodeArgs p) {
     using Warp = DecodeWarp<KB, VB, MT, Kind, Path>;
     extern __shared__ __align__(16) uint8_t shared[];
@@ -62,7 +62,7 @@ cudaError_t launch_one(const DecodeArgs& args, int items, cudaStream_t stream) {
 
 template <int B, int Kind, KPath Path>
 cudaError_t launch_tile(const DecodeArgs& args, int items, cudaStream_t stream) {
-    if constexpr (B > 2 && Path == KPath::rebuilt) {
+    if constexpr (B > 2 && (Path == KPath::rebuilt || is_stock_kind(Kind))) {
         return launch_one<B, 1, Kind, Path>(args, items, stream);
     } else {
         return args.tile == 32 ? launch_one<B, 2, Kind, Path>(args, items, stream)
@@ -72,18 +72,17 @@ cudaError_t launch_tile(const DecodeArgs& args, int items, cudaStream_t stream) 
 
 template <int B, KPath Path>
 cudaError_t launch_kind(const DecodeArgs& args, int items, cudaStream_t stream) {
-    return with_kind(args.kind,
-                     [&](auto kind) { return launch_tile<B, decltype(kind)::value, Path>(args, items, stream); });
+    return with_kind(args.kind, [&](auto kind) {
+        constexpr int Kind = decltype(kind)::value;
+        constexpr bool has_code = is_stock_kind(Kind) ? Path == KPath::stored : B <= 2 || Path == KPath::rebuilt;
+        return launch_tile<B, has_code ? Kind : any_kind, Path>(args, items, stream);
+    });
 }
 
 template <KPath Path>
 cudaError_t launch_path(const DecodeArgs& args, int items, cudaStream_t stream) {
     const int blocks = args.k_blocks > args.v_blocks ? args.k_blocks : args.v_blocks;
-    if constexpr (Path == KPath::rebuilt) {
-        if (blocks > 2) return launch_kind<4, Path>(args, items, stream);
-    } else {
-        if (blocks > 2) return launch_tile<4, any_kind, Path>(args, items, stream);
-    }
+    if (blocks > 2) return launch_kind<4, Path>(args, items, stream);
     return blocks == 2 ? launch_kind<2, Path>(args, items, stream) : launch_kind<1, Path>(args, items, stream);
 }
 

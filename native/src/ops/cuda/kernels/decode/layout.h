@@ -1,6 +1,7 @@
 // The decode kernel's plan, and how it lays out its shared memory.
 #pragma once
 
+#include "cache/formats.h"
 #include "ops/cuda/kernel.h"
 #include "ops/cuda/problem.h"
 
@@ -29,6 +30,10 @@ LKV_HD constexpr int decode_blocks(int k_blocks, int v_blocks) {
     return blocks <= 1 ? 1 : (blocks <= 2 ? 2 : 4);
 }
 LKV_HD inline int decode_blocks(const Problem& p) { return decode_blocks(p.k_blocks, p.v_blocks); }
+// Rows in ggml's blocks of 32 channels, see StockRows.
+LKV_HD constexpr bool is_stock_kind(int kind) {
+    return kind == static_cast<int>(Format::q8_0) || kind == static_cast<int>(Format::q4_0);
+}
 constexpr int decode_static_bytes = 64;  // at most, beside DecodeLayout
 constexpr int decode_rows = 8;           // query rows of the decode kernel: the columns of a tensor-core tile
 
@@ -60,6 +65,7 @@ struct DecodePlan {
     int32_t stages;   // tiles in flight
     int32_t k_pitch;  // bytes of a staged row, a multiple of 16; 0: K is read where it lies
     int32_t v_pitch;
+    int32_t alike;  // 1: K and V of a group lie at the same bytes of rows of the same length, copied by 16 bytes
 };
 
 struct DecodeArgs : CutProblem, DecodePlan {
@@ -103,6 +109,7 @@ struct DecodeLayout {
 };
 
 cudaError_t launch_decode(const DecodeArgs& args, int items, cudaStream_t stream);
+cudaError_t launch_decode_blocks(const DecodeArgs& args, int items, cudaStream_t stream);
 cudaError_t launch_decode_rebuild(const DecodeArgs& args, int items, cudaStream_t stream);
 
 }  // namespace lkv::cuda

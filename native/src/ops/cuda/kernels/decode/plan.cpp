@@ -1,7 +1,9 @@
 #include "ops/cuda/kernels/decode/layout.h"
 
 #include <algorithm>
+#include <span>
 
+#include "cache/formats.h"
 #include "ops/cuda/pack.h"
 #include "ops/cuda/rows/tables.h"
 
@@ -12,9 +14,12 @@ namespace {
 // Blocks of 64 channels come in ones, twos and fours: what a group has less is no chunk of its kind.
 int decode_kind(const Problem& a) {
     const int blocks = decode_blocks(a);
-    const bool has_path = a.k_blocks == blocks && a.v_blocks == blocks && (blocks <= 2 || a.rebuild != 0);
+    const bool has_path = a.k_blocks == blocks && a.v_blocks == blocks &&
+                          (is_stock_kind(a.kind) ? a.rebuild == 0 : blocks <= 2 || a.rebuild != 0);
     return has_path ? a.kind : any_kind;
 }
+
+constexpr int least_stock_slots = 256;  // of a part
 
 // Parts of the sequence. resident: thread blocks that the device runs at once
 int decode_parts(const CutProblem& a, int capacity, int resident) {
@@ -29,33 +34,34 @@ std::vector<int> dims_by_plane(int head_dim, int n_rot, bool neox) {
     return dims;
 }
 
+// Whether one loop may copy K and V, a group's row by at most as many threads as a warp has.
+bool lie_alike(const LatentAttnParams& p, const Problem& a) {
+    for (int r = 0; r < p.n_regions; r++) {
+        const RegionView& region = p.regions[r];
+        if (p.k_group != p.v_group || region.k.row_bytes != region.v.row_bytes) return false;
+        for (int g = 0; g < region.k.n_groups; g++) {
+            std::vector<Chunk> chunks;
+            const GroupTable k = group_table(region.k, region.k.groups[g], a.k_blocks, chunks);
+            const GroupTable v = group_table(region.v, region.v.groups[g], a.v_blocks, chunks);
+            if (k.access_bits != 4 || k.first != v.first || k.bytes != v.bytes || k.bytes == 0 || k.bytes > 32 * 16) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
 DecodeArgs args_of(const Plan& plan) { return {plan, plan.as<DecodePlan>(), plan.packed}; }
 
-// Two thread blocks a multiprocessor where they fit.
-const char* take(const Request& request, Plan& a) {
+struct Choice {
+    int tile, stages, warps, resident;
+};
+
+// Tile, stages and warps of the first choice that fits, `resident` thread blocks a multiprocessor.
+bool choose(const Request& request, std::span<const Choice> choices, const auto& allowed, DecodePlan& plan, Plan& a) {
     const Device& device = request.device;
-    const int blocks = std::max(a.k_blocks, a.v_blocks);
-    if (rows_of(a) > decode_rows) return "too many query rows";
-    if (blocks > 4) return "groups are too wide";
-    a.kind = decode_kind(a);
-    DecodePlan plan{};
-    plan.k_pitch = decode_reads_k_in_place(a.rebuild != 0, blocks, a.kind)
-                       ? 0
-                       : widest_pitch(request.params, &RegionView::k, a.k_blocks);
-    plan.v_pitch = widest_pitch(request.params, &RegionView::v, a.v_blocks);
-    struct Choice {
-        int tile, stages, warps, resident;
-    };
-    // K rebuild from 64 channels: sixteen warps share one set of tables where they fit
-    constexpr Choice choices[] = {{32, 2, 16, 1}, {32, 1, 16, 1}, {16, 2, 16, 1}, {16, 1, 16, 1}, {32, 3, 8, 2},
-                                  {32, 2, 8, 2},  {16, 3, 8, 2},  {16, 2, 8, 2},  {32, 3, 8, 1},  {16, 4, 8, 1},
-                                  {16, 3, 8, 1},  {16, 2, 8, 1},  {16, 1, 8, 1}};
     for (const Choice& choice : choices) {
-        if (choice.warps > n_warps && (a.rebuild == 0 || blocks > 1)) continue;
-        if (choice.stages == 1 && a.rebuild == 0) continue;  // a direct K is copied a tile ahead
-        // registers of one thread block fill the multiprocessor
-        if (choice.resident == 2 && blocks > (a.rebuild != 0 ? 1 : 2)) continue;
-        if (choice.tile == 32 && a.rebuild != 0 && blocks > 2) continue;
+        if (!allowed(choice)) continue;
         a.tile = choice.tile;
         plan.stages = choice.stages;
         plan.warps = choice.warps;
@@ -63,14 +69,74 @@ const char* take(const Request& request, Plan& a) {
         const int room = device.shared_bytes / choice.resident - 1024 * (choice.resident - 1) - decode_static_bytes;
         const DecodeArgs args = args_of(a);
         if (DecodeLayout(args).total(args) > room) continue;
-        a.least_tiles = 2 * n_warps;
+        a.least_tiles = is_stock_kind(a.kind) ? least_stock_slots / a.tile : 2 * n_warps;
         a.n_split = decode_parts(a, request.capacity, device.n_multiprocessors * choice.resident);
-        return nullptr;
+        return true;
     }
-    return "no tile fits shared memory";
+    return false;
+}
+
+// Rows of one side beside blocks of K: f16 rows are read where they lie, the widest of the others is staged. 0: some have no code here.
+int pitch_beside_blocks(const LatentAttnParams& p, RowLayout RegionView::* side, int blocks,
+                        std::initializer_list<Format> formats) {
+    int pitch = 16;
+    for (int r = 0; r < p.n_regions; r++) {
+        const RowLayout& row = p.regions[r].*side;
+        for (int g = 0; g < row.n_groups; g++) {
+            std::vector<Chunk> chunks;
+            const GroupTable table = group_table(row, row.groups[g], blocks, chunks);
+            if (table.kind == kind_f16_wide) continue;
+            if (std::ranges::count(formats, static_cast<Format>(table.kind)) == 0) return 0;
+            pitch = std::max(pitch, pitch_of(static_cast<int>(table.bytes)));
+        }
+    }
+    return pitch;
+}
+
+const char* take_blocks(const Request& request, Plan& a) {
+    using enum Format;
+    const int blocks = decode_blocks(a);
+    if (a.rebuild != 0) return "K is rebuilt from blocks of tokens";
+    if (a.k_blocks != blocks || a.v_blocks != blocks) return "K is in blocks of tokens, of groups that differ from V's";
+    DecodePlan plan{};
+    plan.k_pitch = pitch_beside_blocks(request.params, &RegionView::k, blocks, {c4, c3, c2});
+    plan.v_pitch = pitch_beside_blocks(request.params, &RegionView::v, blocks, {q8, q6, q4, q3, q2});
+    if (plan.k_pitch == 0 || plan.v_pitch == 0) return "K is in blocks of tokens beside rows of other formats";
+    constexpr Choice choices[] = {{32, 3, 8, 2}, {32, 2, 8, 2}, {32, 3, 8, 1},
+                                  {32, 2, 8, 1}, {32, 2, 4, 1}, {32, 2, 2, 1}};
+    const auto allowed = [&](const Choice& choice) { return choice.resident == 1 || blocks <= 2; };
+    return choose(request, choices, allowed, plan, a) ? nullptr : "no tile fits shared memory";
+}
+
+// Two thread blocks a multiprocessor where they fit.
+const char* take(const Request& request, Plan& a) {
+    const int blocks = std::max(a.k_blocks, a.v_blocks);
+    if (rows_of(a) > decode_rows) return "too many query rows";
+    if (blocks > 4) return "groups are too wide";
+    if (a.in_blocks != 0) return take_blocks(request, a);
+    a.kind = decode_kind(a);
+    DecodePlan plan{};
+    plan.k_pitch = decode_reads_k_in_place(a.rebuild != 0, blocks, a.kind)
+                       ? 0
+                       : widest_pitch(request.params, &RegionView::k, a.k_blocks);
+    plan.v_pitch = widest_pitch(request.params, &RegionView::v, a.v_blocks);
+    plan.alike = a.rebuild == 0 && lie_alike(request.params, a) ? 1 : 0;
+    // K rebuild from 64 channels: sixteen warps share one set of tables where they fit
+    constexpr Choice choices[] = {{32, 2, 16, 1}, {32, 1, 16, 1}, {16, 2, 16, 1}, {16, 1, 16, 1}, {32, 3, 8, 2},
+                                  {32, 2, 8, 2},  {16, 3, 8, 2},  {16, 2, 8, 2},  {32, 3, 8, 1},  {16, 4, 8, 1},
+                                  {16, 3, 8, 1},  {16, 2, 8, 1},  {16, 1, 8, 1}};
+    const auto allowed = [&](const Choice& choice) {
+        return !((choice.warps > n_warps && (a.rebuild == 0 || blocks > 1)) ||
+                 (choice.stages == 1 && a.rebuild == 0) ||  // a direct K is copied a tile ahead
+                 // registers of one thread block fill the multiprocessor
+                 (choice.resident == 2 && blocks > (a.rebuild != 0 ? 1 : 2)) ||
+                 (choice.tile == 32 && blocks > 2 && (a.rebuild != 0 || is_stock_kind(a.kind))));
+    };
+    return choose(request, choices, allowed, plan, a) ? nullptr : "no tile fits shared memory";
 }
 
 cudaError_t launch(const Plan& plan, cudaStream_t stream) {
+    if (plan.in_blocks != 0) return launch_decode_blocks(args_of(plan), plan.items, stream);
     return plan.rebuild != 0 ? launch_decode_rebuild(args_of(plan), plan.items, stream)
                              : launch_decode(args_of(plan), plan.items, stream);
 }
@@ -81,7 +147,7 @@ std::vector<uint32_t> pack(const KeyFactor& f) {
 
 void shrink(Plan& plan, int tile, int stages) {
     DecodePlan own = plan.as<DecodePlan>();
-    plan.tile = std::min(tile, plan.tile);
+    plan.tile = plan.in_blocks != 0 ? plan.tile : std::min(tile, plan.tile);
     own.stages = std::min(std::max(stages, plan.rebuild != 0 ? 1 : 2), own.stages);
     plan.keep(own);
 }
@@ -89,7 +155,8 @@ void shrink(Plan& plan, int tile, int stages) {
 }  // namespace
 
 namespace kernels {
-extern const Kernel decode{.name = "decode", .takes = take, .launch = launch, .pack_keys = pack, .shrink = shrink};
+extern const Kernel decode{
+    .name = "decode", .takes = take, .launch = launch, .takes_blocks = true, .pack_keys = pack, .shrink = shrink};
 }
 
 }  // namespace lkv::cuda

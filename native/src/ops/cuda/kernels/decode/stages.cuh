@@ -3,16 +3,18 @@
 #pragma once
 
 #include "ops/cuda/gpu/mma.cuh"
+#include "ops/cuda/kernels/decode/blocks.cuh"
 #include "ops/cuda/kernels/decode/layout.h"
 #include "ops/cuda/kernels/decode/rebuild.cuh"
+#include "ops/cuda/kernels/decode/stock_rows.cuh"
 #include "ops/cuda/rows/copy.cuh"
 #include "ops/cuda/rows/dequant.cuh"
 #include "ops/cuda/softmax/parts.cuh"
 
 namespace lkv::cuda {
 
-// Where scores come from: the rows as stored, or keys rebuilt by each warp.
-enum class KPath { stored, rebuilt };
+// Where scores come from: the rows as stored, keys rebuilt by each warp, or blocks of tokens (blocks.cuh).
+enum class KPath { stored, rebuilt, blocks };
 
 // Threads of a thread block; 0: as many as the plan chose.
 template <int threads>
@@ -70,9 +72,12 @@ struct DecodeSums {
 // KB, VB: 64-channel blocks of a K and a V group. MT: 16-slot steps of a warp's tile. Kind: as in with_chunk.
 template <int KB, int VB, int MT, int Kind, KPath Path>
 struct DecodeWarp {
-    static constexpr bool rebuilds = Path != KPath::stored;
-    static constexpr int fixed_threads = Path == KPath::rebuilt && KB == 1 ? 0 : n_threads;
+    static constexpr bool rebuilds = Path == KPath::rebuilt;
+    static constexpr bool in_blocks = Path == KPath::blocks;
+    static constexpr int fixed_threads = (rebuilds && KB == 1) || in_blocks ? 0 : n_threads;
     static constexpr int tile = 16 * MT;
+    static constexpr bool stock = is_stock_kind(Kind);
+    static_assert(!in_blocks || tile == token_block_slots);
     static constexpr bool k_in_place = decode_reads_k_in_place(rebuilds, KB, Kind);
     static constexpr int chunks_per_region = 4 * (KB + VB);
 
@@ -123,8 +128,29 @@ struct DecodeWarp {
         const int pitch = side == 0 ? p.k_pitch : p.v_pitch;
         const uint8_t* const rows = side == 0 ? p.regions[of.r].k_rows : p.regions[of.r].v_rows;
         const uint32_t row_bytes = side == 0 ? p.regions[of.r].k_row_bytes : p.regions[of.r].v_row_bytes;
-        copy_rows<32, rebuilds ? 2 : 1>(lane, to, pitch, rows, row_bytes, shared.groups[2 * of.r + side], of.first,
-                                        of.n);
+        const GroupTable& group = shared.groups[2 * of.r + side];
+        if (in_blocks && group.kind == kind_f16_wide) return;
+        const int n = in_blocks && side == 0 ? tile : of.n;  // all rows of a block hold some of its numbers
+        copy_rows<32, rebuilds ? 2 : 1>(lane, to, pitch, rows, row_bytes, group, of.first, n);
+    }
+    // Both sides where they lie alike: half the instructions, which are a third of all with small rows.
+    __device__ __forceinline__ void copy_both(const Place& of, int at) const {
+        const RegionArgs& region = p.regions[of.r];
+        const GroupTable& group = shared.groups[2 * of.r];
+        const int across = static_cast<int>(group.bytes) / 16;
+        const int down = small_quotient(32, across);
+        const int row = small_quotient(lane, across);
+        const int byte = 16 * (lane - row * across);
+        uint8_t* to = stages + at * stage_bytes + row * p.k_pitch + byte;
+        const uint8_t* from =
+            region.k_rows + static_cast<int64_t>(of.first + row) * region.k_row_bytes + group.first + byte;
+        const ptrdiff_t to_values = region.v_rows - region.k_rows;
+        const uint32_t step = static_cast<uint32_t>(down) * region.k_row_bytes;
+#pragma unroll 1
+        for (int s = row < down ? row : tile; s < of.n; s += down, to += down * p.k_pitch, from += step) {
+            copy_async<16>(to, from);
+            copy_async<16>(to + tile * p.k_pitch, from + to_values);
+        }
     }
     __device__ __forceinline__ void copy_marks(const Place& of, uint8_t* to) const {
         auto* const seq = reinterpret_cast<uint64_t*>(to);
@@ -141,8 +167,12 @@ struct DecodeWarp {
             if (t < tile_end) {
                 const Place of = place_of(t);
                 copy_marks(of, marks + issue_stage * marks_bytes);
-                copy_side(0, of, issue_stage);
-                copy_side(1, of, issue_stage);
+                if (p.alike != 0) {
+                    copy_both(of, issue_stage);
+                } else {
+                    copy_side(0, of, issue_stage);
+                    copy_side(1, of, issue_stage);
+                }
             }
         } else {
 #pragma unroll 1
@@ -164,13 +194,27 @@ struct DecodeWarp {
     }
 
     using Queries = uint32_t[KB][4][2];      // operand b
+    using Zeros = float[KB][2][2];           // of stock rows, see StockRows::key_zeros
     using Latents = uint32_t[KB][MT][4][4];  // operand a
 
     __device__ __forceinline__ const float* query_row(int row) const {
         return row < item.n_rows ? p.q + static_cast<int64_t>(shared.rows_at[row]) * p.q_width : nullptr;
     }
+    // Operand b of step s of block b, for chunk c of a query row.
+    __device__ __forceinline__ uint2 query_words(const float* row, int b, int c, int s) const {
+        if constexpr (stock) {
+            const auto value = [&](int y) {
+                const int channel = 64 * b + StockRows<Kind>::key_channel(s, c, y);
+                return row != nullptr && channel < p.q_width ? row[channel] * StockRows<Kind>::query_unit(s) : 0.0f;
+            };
+            return make_uint2(bits(__floats2half2_rn(value(0), value(2))), bits(__floats2half2_rn(value(1), value(3))));
+        }
+        const int channel = 64 * b + 16 * c;
+        return make_uint2(query_pair(row, p.q_width, channel + pair_channel(s)),
+                          query_pair(row, p.q_width, channel + pair_channel(s + 4)));
+    }
     // By all threads of the thread block; then direct queries to registers.
-    __device__ __forceinline__ void fill_queries(Queries& q) const {
+    __device__ __forceinline__ void fill_queries(Queries& q, Zeros& zeros) const {
         if constexpr (rebuilds) {
             keys.fill_queries(p, threadIdx.x, threads, [&](int row) { return query_row(row); });
             copies_wait(p.stages);
@@ -180,11 +224,8 @@ struct DecodeWarp {
                 const int row = i / (KB * 16);
                 const int at = i % (KB * 16);  // (block, chunk, step)
                 const int s = at % 4;
-                const float* const from = query_row(row);
-                const int channel = at / 4 * 16;
                 shared.queries[(at / 16 * 4 + s) * 32 + row * 4 + at / 4 % 4] =
-                    make_uint2(query_pair(from, p.q_width, channel + pair_channel(s)),
-                               query_pair(from, p.q_width, channel + pair_channel(s + 4)));
+                    query_words(query_row(row), at / 16, at / 4 % 4, s);
             }
         }
         __syncthreads();
@@ -197,6 +238,7 @@ struct DecodeWarp {
                     q[b][i][0] = of.x;
                     q[b][i][1] = of.y;
                 }
+                if constexpr (stock) StockRows<Kind>::key_zeros(q[b], zeros[b]);
             }
         }
     }
@@ -216,7 +258,22 @@ struct DecodeWarp {
 
     // K of tile t, times the queries; or the latents that keys are rebuilt from.
     __device__ __forceinline__ void read_keys(int t, const uint8_t* k_rows, const Chunk* k_chunks, const Queries& q,
-                                              float (&s)[MT][4], Latents& latents) const {
+                                              const Zeros& zeros, float (&s)[MT][4], Latents& latents) const {
+        if constexpr (stock) {
+#pragma unroll
+            for (int b = 0; b < KB; b++) {
+#pragma unroll
+                for (int m = 0; m < MT; m++) {
+                    const uint8_t* const row = k_rows + (16 * m + g) * p.k_pitch + k_chunks[4 * b].affine;
+                    StockRows<Kind>::score(row, row + 8 * p.k_pitch, c, q[b], zeros[b], s[m]);
+                }
+            }
+        } else {
+            read_chunks(t, k_rows, k_chunks, q, s, latents);
+        }
+    }
+    __device__ __forceinline__ void read_chunks(int t, const uint8_t* k_rows, const Chunk* k_chunks, const Queries& q,
+                                                float (&s)[MT][4], Latents& latents) const {
         const auto k_row = [&](int slot) -> const uint8_t* {
             const int r = parts.region_of(t);
             const int first = (t - parts.tiles_before(r)) * tile;
@@ -249,6 +306,47 @@ struct DecodeWarp {
                     }
                 }
             });
+    }
+
+    // The group's bytes of slot s of a tile of full rows, where they lie. Those of a slot without a token may be anything: another's serve.
+    __device__ __forceinline__ const uint8_t* row_in_cache(int side, const Place& of, uint32_t used, int s) const {
+        const RegionArgs& region = p.regions[of.r];
+        const int at = of.first + ((used >> s & 1) != 0 ? s : __ffs(static_cast<int>(used)) - 1);
+        const int64_t row_bytes = side == 0 ? region.k_row_bytes : region.v_row_bytes;
+        return (side == 0 ? region.k_rows : region.v_rows) + at * row_bytes + shared.groups[2 * of.r + side].first;
+    }
+    // Scores of tile t by its kind. used: a bit a slot that holds a token, of which there are some
+    __device__ __forceinline__ void score_tile(int t, uint32_t used, const uint8_t* k_rows, const Chunk* k_chunks,
+                                               const Queries& q, float (&s)[MT][4]) const {
+        const Place of = place_of(t);
+        if (shared.groups[2 * of.r + 1].kind == kind_f16_wide) {  // V is read where it lies too, later
+            const uint8_t* const row = row_in_cache(1, of, used, lane);
+#pragma unroll
+            for (int i = 0; i < VB; i++) prefetch(row + 128 * i);
+        }
+        switch (static_cast<Format>(shared.groups[2 * of.r].kind)) {
+            case Format::c4:
+                return score_block<4>(k_rows, p.k_pitch, k_chunks, q, lane, s);
+            case Format::c3:
+                return score_block<3>(k_rows, p.k_pitch, k_chunks, q, lane, s);
+            case Format::c2:
+                return score_block<2>(k_rows, p.k_pitch, k_chunks, q, lane, s);
+            default:
+                return score_full_rows([&](int slot) { return row_in_cache(0, of, used, slot); }, k_chunks, q, lane, s);
+        }
+    }
+    __device__ __forceinline__ void add_tile(int t, uint32_t used, const uint8_t* v_rows, const Chunk* v_chunks,
+                                             const uint32_t (&w)[MT][2], float (&sums)[VB][4][4]) const {
+        const Place of = place_of(t);
+        const int kind = shared.groups[2 * of.r + 1].kind;
+        if (kind == kind_f16_wide) {
+            const auto row_at = [&](int slot) { return row_in_cache(1, of, used, slot); };
+            return add_rows<kind_f16_wide>(row_at, v_chunks, w, lane, sums);
+        }
+        with_value_kind(kind, [&](auto constant) __attribute__((always_inline)) {
+            const auto row_at = [&](int slot) { return v_rows + slot * p.v_pitch; };
+            add_rows<decltype(constant)::value>(row_at, v_chunks, w, lane, sums);
+        });
     }
 
     // s[m]: scores of slots 16m + g and 16m + g + 8 for query rows 2c and 2c + 1, masked; then their weights, as operand b of the sums.
@@ -334,6 +432,21 @@ struct DecodeWarp {
 
     __device__ __forceinline__ void add_values(int t, const uint8_t* v_rows, const Chunk* v_chunks,
                                                const uint32_t (&w)[MT][2], float (&sums)[VB][4][4]) const {
+        if constexpr (stock) {
+#pragma unroll
+            for (int b = 0; b < VB; b++) {
+#pragma unroll
+                for (int m = 0; m < MT; m++) {
+                    StockRows<Kind>::add(v_rows + (16 * m + 2 * c) * p.v_pitch + v_chunks[4 * b].affine, p.v_pitch, g,
+                                         w[m], sums[b]);
+                }
+            }
+        } else {
+            add_chunks(t, v_rows, v_chunks, w, sums);
+        }
+    }
+    __device__ __forceinline__ void add_chunks(int t, const uint8_t* v_rows, const Chunk* v_chunks,
+                                               const uint32_t (&w)[MT][2], float (&sums)[VB][4][4]) const {
         with_group_kind<Kind>(
             shared.groups[2 * parts.region_of(t) + 1].kind, [&](auto kind) __attribute__((always_inline)) {
 #pragma unroll
@@ -358,6 +471,7 @@ struct DecodeWarp {
     // All tiles of the warp. Steps before the first tile only issue copies: one place in the code for them, which is fetched once.
     __device__ __forceinline__ void walk(const DecodeRows& rows, DecodeSums<VB>& sums) {
         Queries q = {};
+        Zeros zeros = {};
         int stage = 0;
         int marks_stage = 0;
         const int ahead = rebuilds ? p.stages : p.stages - 1;
@@ -372,10 +486,21 @@ struct DecodeWarp {
             const Chunk* const k_chunks = shared.chunks + parts.region_of(t) * chunks_per_region;
             float s[MT][4] = {};
             [[maybe_unused]] Latents latents;
+            [[maybe_unused]] uint32_t used = 0;
             if (step >= 0) {
                 copies_wait(p.stages - 1);
                 __syncwarp();
-                read_keys(t, k_rows, k_chunks, q, s, latents);
+                if constexpr (in_blocks) {
+                    used = __ballot_sync(0xffffffffu,
+                                         reinterpret_cast<const uint64_t*>(marks + stage * marks_bytes)[lane] != 0);
+                    if (used == 0) {
+                        stage = stage + 1 == p.stages ? 0 : stage + 1;
+                        continue;
+                    }
+                    score_tile(t, used, k_rows, k_chunks, q, s);
+                } else {
+                    read_keys(t, k_rows, k_chunks, q, zeros, s, latents);
+                }
             }
             if constexpr (rebuilds) {
                 __syncwarp();
@@ -383,7 +508,7 @@ struct DecodeWarp {
             }
             if (step < 0) {
                 if (step < -1) continue;
-                fill_queries(q);  // while the first tile is under way
+                fill_queries(q, zeros);  // while the first tile is under way
                 continue;
             }
             uint8_t* const v_rows = k_rows + tile * p.k_pitch;
@@ -402,10 +527,18 @@ struct DecodeWarp {
                 __syncwarp();
             }
             clear_holes(seq, v_rows);
-            add_values(t, v_rows, k_chunks + 4 * KB, w, sums.of);
+            if constexpr (in_blocks) {
+                add_tile(t, used, v_rows, k_chunks + 4 * KB, w, sums.of);
+            } else {
+                add_values(t, v_rows, k_chunks + 4 * KB, w, sums.of);
+            }
         }
     }
 
+    __device__ __forceinline__ int channel_of_sum(int i) const {
+        if constexpr (stock) return StockRows<Kind>::sum_channel(g, i);
+        return sum_channel(g, i);
+    }
     // The warps' sums meet where the tiles were, and become the item's part.
     __device__ __forceinline__ void leave(int split, DecodeSums<VB>& own) const {
 #pragma unroll
@@ -433,7 +566,7 @@ struct DecodeWarp {
                 for (int b = 0; b < VB; b++) {
 #pragma unroll
                     for (int j = 0; j < 4; j++) {
-                        to[64 * b + sum_channel(g, 2 * j + e / 2)] = own.of[b][j][e];
+                        to[64 * b + channel_of_sum(2 * j + e / 2)] = own.of[b][j][e];
                     }
                 }
             }

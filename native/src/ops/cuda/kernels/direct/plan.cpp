@@ -97,7 +97,8 @@ namespace kernels {
 extern const Kernel direct{.name = "direct",
                            .takes = take,
                            .launch = launch,
-                           .takes_all = true,
+                           .takes_caps = true,
+                           .takes_blocks = true,
                            .widest_head = most_head_dim,
                            .pack_keys = pack,
                            .shrink = shrink};

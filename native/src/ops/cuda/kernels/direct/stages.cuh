@@ -5,7 +5,7 @@
 #include "ops/cuda/gpu/mma.cuh"
 #include "ops/cuda/kernels/direct/layout.h"
 #include "ops/cuda/rows/copy.cuh"
-#include "ops/cuda/rows/dequant.cuh"
+#include "ops/cuda/rows/token_blocks.cuh"
 #include "ops/cuda/softmax/parts.cuh"
 #include "ops/cuda/step/rope.cuh"
 

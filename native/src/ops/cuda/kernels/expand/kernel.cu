@@ -69,7 +69,7 @@ cudaError_t attend_expanded(const Plan& plan, const CutProblem* beside, cudaStre
     const auto own = plan.as<ExpandPlan>();
     const ExpandArgs args{plan, plan.chunk, own.by};
     PrefillArgs full = on_expanded_rows(plan, own.prefill);
-    auto* const at = reinterpret_cast<uint8_t*>(plan.partial + parts_floats(full));
+    auto* const at = reinterpret_cast<uint8_t*>(plan.partial + chunk_parts_floats(plan));
     const ExpandedRows of(plan, plan.chunk);
     const ExpandTo to{at + of.k, at + of.v, reinterpret_cast<uint64_t*>(at + of.seq),
                       reinterpret_cast<int32_t*>(at + of.pos), reinterpret_cast<int32_t*>(at + of.n_slots)};
@@ -82,7 +82,8 @@ cudaError_t attend_expanded(const Plan& plan, const CutProblem* beside, cudaStre
     const ExpandSide k(args, true);
     const ExpandSide v(args, false);
     const int chunks = std::max(1, (plan.context + plan.chunk - 1) / plan.chunk);
-    full.leaves = chunks == 1 && beside == nullptr ? Leaves::results : Leaves::parts;
+    const bool carries = own.carries(plan);
+    full.leaves = carries || (chunks == 1 && beside == nullptr) ? Leaves::results : Leaves::parts;
     const int slots = std::min(plan.chunk, plan.context);
     const auto row_blocks = static_cast<unsigned>(plan.n_tokens * plan.n_head + 3) / (expand_threads / 32);
     const auto add = [&](CutProblem parts, bool first, bool last) {
@@ -92,8 +93,11 @@ cudaError_t attend_expanded(const Plan& plan, const CutProblem* beside, cudaStre
     cudaError_t error = beside != nullptr ? add(*beside, true, false) : cudaSuccess;
     for (int chunk = 0; chunk < chunks && error == cudaSuccess; chunk++) {
         error = expand(args, k, v, to, slots, 2, chunk * (plan.chunk / expand_tile), stream);
-        if (error == cudaSuccess) error = launch_prefill(full, stream);
         if (error != cudaSuccess) break;
+        FlashCarry carry;
+        if (carries) carry = {ml, chunk > 0 || beside != nullptr ? 1 : 0, chunk + 1 < chunks ? 1 : 0};
+        error = own.flash != 0 ? launch_flash({full, carry}, stream) : launch_prefill(full, stream);
+        if (error != cudaSuccess || carries) continue;
         if (full.leaves == Leaves::parts) {
             error = add(full, chunk == 0 && beside == nullptr, chunk + 1 == chunks);
         } else if (full.n_split > 1) {

@@ -1,6 +1,7 @@
 // The plans of what expands rebuilt keys, and where it keeps what it makes.
 #pragma once
 
+#include "ops/cuda/kernels/flash/layout.h"
 #include "ops/cuda/kernels/mla/layout.h"
 #include "ops/cuda/kernels/prefill/layout.h"
 
@@ -12,17 +13,21 @@ enum class ExpandBy : int32_t { chunks, units, warpgroup, scores };
 
 constexpr int expand_tile = prefill_tile(1);  // slots, of a chunk's tiles
 constexpr int expand_slots = 128;             // that a thread block expands: two tiles, of one region each
-static_assert(expand_tile == context_step && expand_slots == chunk_step && expand_tile == key_tile);
+static_assert(expand_tile == context_step && expand_tile == flash_tile && expand_slots == chunk_step && expand_tile == key_tile);
 
 struct ExpandArgs : CutProblem {
     int32_t chunk;  // Plan::chunk
     ExpandBy by;
 };
 
-// K and V become full rows for the prefill kernel.
+// K and V become full rows for the flash kernel, or the prefill kernel.
 struct ExpandPlan {
     ExpandBy by;
+    int32_t flash;  // 1: for the flash kernel
     PrefillPlan prefill;
+
+    // Whether sums pass from chunk to chunk inside the kernel; else a chunk leaves parts, which are added up behind it.
+    bool carries(const CutProblem& p) const { return flash != 0 && p.n_split == 1; }
 };
 
 // K alone becomes full rows, or scores, for the MLA kernel.
@@ -51,6 +56,9 @@ struct ExpandedRows {
         total = ml + (int64_t{p.n_tokens} * p.n_head * 8 + 15) / 16 * 16;
     }
 };
+
+// Floats of the parts that attention on a chunk leaves; what the chunk is expanded to lies behind them.
+size_t chunk_parts_floats(const Plan& plan);
 
 // Attention on the full rows that a chunk is expanded to.
 PrefillArgs on_expanded_rows(const CutProblem& p, const PrefillPlan& plan);

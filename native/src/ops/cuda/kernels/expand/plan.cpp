@@ -22,6 +22,10 @@ PrefillArgs on_expanded_rows(const CutProblem& p, const PrefillPlan& plan) {
     return full;
 }
 
+size_t chunk_parts_floats(const Plan& plan) {
+    return plan.as<ExpandPlan>().carries(plan) ? 0 : parts_floats(on_expanded_rows(plan, {}));
+}
+
 namespace {
 
 // Bytes of expanded rows, at most: about an L2 cache.
@@ -46,11 +50,14 @@ const char* take_rows(const Request& request, Plan& a) {
     }
     PrefillArgs full = on_expanded_rows(a, {});
     const int pitch = pitch_of(2 * a.head_dim);
-    if (!plan_prefill_rows(a.chunk, request.device, pitch, pitch, full, true) || full.wc != 1) {
+    own.flash = plan_flash(a.chunk, request.device, full) ? 1 : 0;
+    if (own.flash == 0 &&
+        (!plan_prefill_rows(a.chunk, request.device, pitch, pitch, full, true) || full.wc != 1)) {
         return "the prefill kernel does not take its full rows";
     }
     own.prefill = full;
     a.n_split = full.n_split;
+    a.least_tiles = full.least_tiles;
     a.keep(own);
     return nullptr;
 }
@@ -82,8 +89,7 @@ const char* take_keys(const Request& request, Plan& a) {
 cudaError_t nothing(const Plan&, cudaStream_t) { return cudaSuccess; }
 
 size_t rows_floats(const Plan& a) {
-    const ExpandedRows rows(a, a.chunk);
-    return parts_floats(on_expanded_rows(a, {})) + static_cast<size_t>(rows.total) / sizeof(float);
+    return chunk_parts_floats(a) + static_cast<size_t>(ExpandedRows(a, a.chunk).total) / sizeof(float);
 }
 
 size_t keys_floats(const Plan& a) {

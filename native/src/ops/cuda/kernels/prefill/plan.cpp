@@ -92,8 +92,12 @@ void shrink(Plan& plan, int tile, int stages) {
 }  // namespace
 
 namespace kernels {
-extern const Kernel prefill{
-    .name = "prefill", .takes = take, .launch = launch, .widest_head = most_head_dim, .shrink = shrink};
+extern const Kernel prefill{.name = "prefill",
+                            .takes = take,
+                            .launch = launch,
+                            .takes_blocks = true,
+                            .widest_head = most_head_dim,
+                            .shrink = shrink};
 }
 
 }  // namespace lkv::cuda

@@ -185,8 +185,9 @@ struct PrefillBlock {
                 copy_async<8>(seq + maker_thread, region.seq + first + maker_thread);
                 copy_async<4>(pos + maker_thread, region.pos + first + maker_thread);
             }
+            const int n_k = min(TILE, round_up(n, region.k_block));  // all rows of a block hold some of its numbers
             copy_tile<TILE, 32 * makers>(maker_thread, at, p.k_pitch, region.k_rows, region.k_row_bytes,
-                                         shared.groups[2 * r], first, n);
+                                         shared.groups[2 * r], first, n_k);
             if (!in_keys) {
                 copy_tile<TILE, 32 * makers>(maker_thread, at + TILE * p.k_pitch, p.v_pitch, region.v_rows,
                                              region.v_row_bytes, shared.groups[2 * r + 1], first, n);

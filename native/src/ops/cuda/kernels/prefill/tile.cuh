@@ -2,7 +2,7 @@
 #pragma once
 
 #include "ops/cuda/kernels/prefill/layout.h"
-#include "ops/cuda/rows/dequant.cuh"
+#include "ops/cuda/rows/token_blocks.cuh"
 
 namespace lkv::cuda {
 
@@ -50,6 +50,18 @@ __device__ inline void decode_side(int warp, const TileSource& from, const uint8
         for (int j = warp; j < side.n;) {
             const Chunk chunk = side.chunk[j];
             const int end = side.run_end[j];
+            if (format_in_token_blocks(static_cast<Format>(chunk.kind))) {
+#pragma unroll
+                for (int i = 0; i < together; i++) {
+                    // slots 32i … of the pass; of what is past the last slot the last block serves
+                    const int block = min(first - lane + 32 * i, (from.n - 1) / 32 * 32);
+                    uint32_t x[8];
+                    pairs_in_block(rows + block * step, min(lane, from.n - 1 - block), step, chunk, x);
+                    put(i, j, x);
+                }
+                j += warps;
+                continue;
+            }
             const bool stored = with_chunk(row[0], chunk, [&](const auto& reader) {
                 using Reader = std::remove_cvref_t<decltype(reader)>;
                 const auto decode = [&](int i, const Chunk& of, uint32_t (&x)[8]) {

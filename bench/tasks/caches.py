@@ -1,0 +1,68 @@
+"""The caches that a task is solved with: formats of the model's own file, and converted files."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+NAMES = "f16,q8_0,q4_0,28%,14%,11%,8.5%"
+AGAIN = "f16-again"
+SERVED = 32768  # tokens at which whole caches are compared
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A row of a result. budget: of a converted file, ""  for the model's own."""
+
+    name: str
+    file: Path
+    options: tuple[str, ...] = ()
+    budget: str = ""
+
+    @property
+    def label(self) -> str:
+        if self.name == AGAIN:
+            return "f16, half as many at a time"
+        return f"converted, {self.budget.replace('%', ' %')}" if self.budget else self.name
+
+    def make(self, model: Path, device: str) -> None:
+        """Converts where the file is not there yet."""
+        if self.file.exists():
+            return
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        words = [sys.executable, "-m", "latentkv", "convert", str(model), "-o", str(self.file)]
+        words += ["--kv-budget", self.budget, "--device", device, "--no-plot"]
+        if subprocess.run(words).returncode:
+            raise SystemExit(f"error: [tasks] expected {self.file.name} to be converted")
+
+    def share(self, model: Path) -> float:
+        """Of the f16 cache's bytes, per cent."""
+        from latentkv import _core
+
+        full = _core.Model(str(model)).forecast(SERVED, kv="f16")["total"]
+        kv = "" if self.budget else self.options[1]
+        total = _core.Model(str(self.file)).forecast(SERVED, **({"kv": kv} if kv else {}))["total"]
+        return float(100 * total / full)
+
+
+def caches(names: str, model: Path, work: Path, name: str) -> list[Cache]:
+    """f16,14%,…: a share of f16 is a file of its own below `work`."""
+    found = []
+    for each in names.split(","):
+        if each.endswith("%"):
+            budget = each.removesuffix("%")
+            found.append(Cache(each, work / f"{name}-{budget}.gguf", budget=each))
+        else:
+            found.append(Cache(each, model, ("--kv", "f16" if each == AGAIN else each)))
+    return found
+
+
+def scale(cache: Cache, parallel: int) -> int:
+    return max(1, parallel // 2) if cache.name == AGAIN else parallel
+
+
+def row(cache: Cache, **numbers: Any) -> dict[str, Any]:
+    return {"cache": cache.label, **numbers}

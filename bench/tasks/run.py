@@ -1,0 +1,194 @@
+"""A task's command: every cache serves every problem, and what it lost against f16 is counted.
+
+Rows are written as caches finish; the same command goes on where it was stopped. What a model wrote lies in
+WORK/NAME-TASK/CACHE.jsonl, a line a problem.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import record
+from inputs import real_models
+from record import RESULTS, Column
+from serving import started
+from tasks.caches import NAMES, Cache, caches, scale
+from tasks.task import Client, Outcome, Problem, Refused, Task
+
+Scores = dict[str, dict[str, list[float]]]  # cache, group: a number a problem
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("model", help=f"{', '.join(real_models.MODELS)} or a GGUF")
+    made.add_argument("--caches", default=NAMES, help=f"f16 first (default: {NAMES})")
+    made.add_argument("--groups", default="", help="some of them, comma separated")
+    made.add_argument("--problems", type=int, default=0, help="the first ones of every group (default: all)")
+    made.add_argument("--parallel", type=int, default=4, help="at a time (default: 4)")
+    made.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    made.add_argument("--name", help="of the model in file names (default: its own)")
+    made.add_argument("--work", type=Path, default=Path("build/tasks"), help="where files go")
+    made.add_argument("-t", "--threads", type=int, default=0)
+    made.add_argument("--save", metavar="NAME", help="writes bench/results/tasks/NAME.json")
+    made.add_argument("--out", type=Path, help="the same, anywhere")
+    made.add_argument("--restart", action="store_true", help="forget finished caches")
+    return made
+
+
+def main(args: argparse.Namespace, make: Callable[[argparse.Namespace], Task]) -> int:
+    if args.problems < 0 or args.parallel < 1:
+        raise SystemExit(f"error: [--parallel] expected a positive number; got {args.parallel}")
+    model = real_models.model_path(args.model)
+    args.name = args.name or (args.model if args.model in real_models.MODELS else model.stem.lower())
+    task = chosen(make(args), args)
+    try:
+        Run(task, args, model).run()
+    except Refused as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def chosen(task: Task, args: argparse.Namespace) -> Task:
+    """The groups and problems that the command asks for."""
+    names = args.groups.split(",") if args.groups else list(task.groups)
+    if unknown := [name for name in names if name not in task.groups]:
+        raise SystemExit(f"error: [--groups] expected {','.join(task.groups)}; got {','.join(unknown)}")
+    problems: list[Problem] = []
+    for name in names:
+        found = [problem for problem in task.problems if problem.group == name]
+        problems += found[: args.problems] if args.problems else found
+    groups = {name: task.groups[name] for name in names}
+    return replace(task, groups=groups, problems=problems)
+
+
+class Run:
+    def __init__(self, task: Task, args: argparse.Namespace, model: Path) -> None:
+        self.task, self.args, self.model = task, args, model
+        self.caches = caches(args.caches, model, args.work, args.name)
+        self.folder: Path = args.work / f"{args.name}-{task.name}"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.out: Path | None = args.out or (RESULTS / "tasks" / f"{args.save}.json" if args.save else None)
+        self.command = command_line(task, args)
+        self.scores: Scores = {}
+        self.rows: list[dict[str, Any]] = []
+        if self.out:
+            self.rows = record.finished(self.out, self.command, args.restart)
+        if self.rows and self.out:
+            kept = json.loads(self.out.read_text(encoding="utf-8"))["scores"]
+            self.scores = {
+                name: {column: list(map(float, text.split())) for column, text in of.items()}
+                for name, of in kept.items()
+            }
+
+    def run(self) -> None:
+        done = {row["cache"] for row in self.rows}
+        for cache in self.caches:
+            if cache.label in done:
+                continue
+            cache.make(self.model, self.args.device)
+            begin = time.monotonic()
+            outcomes = self.solved(cache)
+            self.keep(cache, outcomes, time.monotonic() - begin)
+
+    def solved(self, cache: Cache) -> list[list[Outcome]]:
+        parallel = scale(cache, min(self.args.parallel, len(self.task.problems)))
+        room = max(self.task.groups.values()) * parallel
+        options = ["-np", str(parallel), "-c", str(room), "--temp", "0", *cache.options, "--cache-ram", "0"]
+        options += ["-ngl", "99"] if self.args.device == "cuda" else []
+        options += ["-t", str(self.args.threads)] if self.args.threads else []
+        with started([sys.executable, "-m", "latentkv"], str(cache.file), options) as (address, _):
+            client = Client(address)
+            beside = ThreadPoolExecutor(parallel)
+            try:
+                waiting = [beside.submit(self.task.solve, client, each) for each in self.task.problems]
+                return [each.result() for each in waiting]
+            finally:  # the server ends next, and with it what still waits for an answer
+                beside.shutdown(wait=False, cancel_futures=True)
+
+    def keep(self, cache: Cache, solved: Sequence[Sequence[Outcome]], seconds: float) -> None:
+        """Answers for a reader, and one row more."""
+        pairs = [pair for pair in zip(self.task.problems, solved, strict=True)]
+        every = [(problem, each) for problem, outcomes in pairs for each in outcomes]
+        path = self.folder / f"{cache.name.removesuffix('%')}.jsonl"
+        with path.open("w", encoding="utf-8") as file:
+            for problem, each in every:
+                file.write(
+                    json.dumps({"problem": problem.name, "group": problem.group} | asdict(each)) + "\n"
+                )
+        scores: dict[str, list[float]] = {name: [] for name in self.names}
+        for problem, each in every:
+            scores[each.column or problem.group].append(each.score)
+        self.scores[cache.label] = scores
+        numbers: dict[str, Any] = {"share": cache.share(self.model)}
+        numbers |= {name: 100 * sum(of) / len(of) for name, of in scores.items()}
+        numbers |= dict(zip(("lost", "won"), self.lost_and_won(scores), strict=True))
+        numbers["written"] = sum(each.written for _, each in every) / len(every)
+        numbers["read"] = sum(each.read for _, each in every) / len(every)
+        self.rows.append({"cache": cache.label} | numbers | {"seconds": round(seconds, 1)})
+        line = [f"{c.label} {record.cell(self.rows[-1][c.key], c.format)}" for c in self.columns[1:]]
+        print(f"{cache.label}: {', '.join(line)} ({seconds:.0f} s)", flush=True)
+        if self.out:
+            self.save(self.out)
+
+    def lost_and_won(self, scores: dict[str, list[float]]) -> tuple[int | None, int | None]:
+        """Problems that went worse and better than with f16, which has none of either."""
+        reference = self.scores.get("f16")
+        if reference is None or reference is scores:
+            return None, None
+        pairs = [pair for name, of in scores.items() for pair in zip(reference[name], of, strict=True)]
+        return sum(other < own for own, other in pairs), sum(other > own for own, other in pairs)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.task.columns or tuple(self.task.groups)
+
+    @property
+    def columns(self) -> list[Column]:
+        each = [Column(name, name, ".1f", "%") for name in self.names]
+        return [
+            Column("cache", "cache"),
+            Column("share", "of f16", ".1f", "%"),
+            *each,
+            Column("lost", "lost against f16"),
+            Column("won", "won"),
+            Column("written", "tokens written", ".0f"),
+        ]
+
+    def save(self, out: Path) -> None:
+        counts = {name: sum(p.group == name for p in self.task.problems) for name in self.task.groups}
+        read = self.rows[0]["read"]
+        note = (
+            f"{self.task.title} `{self.model.name}`; problems: "
+            f"{', '.join(f'{name} {count}' for name, count in counts.items())}. Greedy answers, one a "
+            f"problem, prompts of {read:.0f} tokens on average, {self.args.parallel} at a time."
+        )
+        order = [cache.label for cache in caches(NAMES, self.model, self.args.work, self.args.name)]
+        self.rows.sort(key=lambda row: order.index(row["cache"]) if row["cache"] in order else len(order))
+        packed = {
+            cache: {name: " ".join(f"{score:.4g}" for score in of) for name, of in groups.items()}
+            for cache, groups in self.scores.items()
+        }
+        record.save(out, command=self.command, columns=self.columns, rows=self.rows, note=note, scores=packed)
+
+
+def command_line(task: Task, args: argparse.Namespace) -> str:
+    """What a reader types in the root."""
+    model = args.model if args.model in real_models.MODELS else record.shown(Path(args.model))
+    words = ["python", f"bench/tasks/{task.name}.py", model, "--device", args.device]
+    words += ["--groups", args.groups] if args.groups else []
+    words += ["--problems", str(args.problems)] if args.problems else []
+    words += ["--parallel", str(args.parallel)]
+    words += ["--save", args.save] if args.save else []
+    return shlex.join(words)
