@@ -337,10 +337,4 @@ void GgufFile::set_tensors(std::vector<TensorInfo> tensors) {
     }
 }
 
-std::span<uint8_t> GgufFile::add_bytes(size_t n) {
-    const Buffer& added = added_.emplace_back(n);
-    spans_.emplace_back(added.data(), n);
-    return {added.data(), n};
-}
-
 }  // namespace lkv

@@ -13,7 +13,6 @@
 #include <string_view>
 #include <vector>
 
-#include "base/buffer.h"
 #include "base/mapped_file.h"
 #include "ggml.h"
 
@@ -110,8 +109,6 @@ public:
     void join(GgufFile other, std::string_view prefix);
     // Replaces the list of tensors; the bytes stay.
     void set_tensors(std::vector<TensorInfo> tensors);
-    // New bytes that tensors may lie in, as long as this lives.
-    std::span<uint8_t> add_bytes(size_t n);
     // The bytes that hold tensors: those of this file, of its other shards and of joined files.
     const std::vector<std::span<const uint8_t>>& spans() const { return spans_; }
 
@@ -133,7 +130,6 @@ private:
     MappedFile file_;  // empty when the caller keeps the bytes
     std::span<const uint8_t> bytes_;
     std::vector<MappedFile> others_;  // of other shards and joined files
-    std::vector<Buffer> added_;
     std::vector<std::span<const uint8_t>> spans_;
     std::string name_;
     std::string where_;  // " in 'name'", or empty

@@ -5,7 +5,6 @@
 
 #include "decoder/mla.h"
 #include "ggml.h"
-#include "gguf/reader.h"
 #include "model/file_tensors.h"
 
 namespace lkv {
@@ -21,10 +20,6 @@ struct MlaWeights {
     ggml_tensor* k_b = nullptr;        // [n_key, rank, n_head]
     ggml_tensor* v_b = nullptr;        // [rank, n_value, n_head]
 };
-
-// In older files, which have attn_kv_b: both factors of every layer in its place, as tensors of their own.
-// Errors: Error for such a tensor of another shape or type.
-void split_mla_factors(GgufFile& file, const MlaSizes& sizes, int n_head);
 
 // blk: `blk.N.`. Errors: as FileTensors::need.
 MlaWeights load_mla(const FileTensors& tensors, const MlaSizes& sizes, int n_embd, int n_head, int rank,

@@ -9,7 +9,7 @@
 #include "devices/gpus.h"
 #include "ggml-cpu.h"
 #include "gguf/content_hash.h"
-#include "model/mla_weights.h"
+#include "model/older_mla.h"
 #include "model/placing.h"
 #include "model/sidecar.h"
 #include "ops/latent_attn.h"
@@ -30,7 +30,7 @@ Model::Model(const std::string& path, const ModelOptions& options)
         fail("gguf", "expected at most ", hparams_.n_vocab, " tokens, the rows of token_embd.weight; got ",
              vocab_->n_tokens());
     }
-    if (hparams_.mla.joined) split_mla_factors(file_, hparams_.mla, hparams_.n_head);
+    if (hparams_.has_mla()) interleaved_ = split_mla_factors(file_, hparams_.mla, hparams_.n_head);
     if (!options.latent_path.empty()) {
         fit_base_tensors(file_, hparams_, cache_spec_);
     }
@@ -93,6 +93,8 @@ int Model::count_wanted_gpus() {
     return 0;
 }
 
+std::string Model::gpu_obstacle() const { return ""; }
+
 void Model::place_weights() {
     const auto free = [this](int gpu) { return describe_only() ? size_t{1} : gpu_bytes(gpu).free; };
     runs_ = place_layers(hparams_.n_layer, options_.gpu, count_wanted_gpus(), free);
@@ -102,7 +104,9 @@ void Model::place_weights() {
         fail("-ngl", "expected all layers on one device, as ", why, "; got ", runs_text(runs_));
     }
     const auto n_host = static_cast<size_t>(n_host_layers());
-    if (!describe_only()) interleaved_ = interleave(std::span(layers_).first(n_host));
+    if (!describe_only()) {
+        for (auto& copy : interleave(std::span(layers_).first(n_host))) interleaved_.push_back(std::move(copy));
+    }
     // see AttentionBranch::expands_keys
     for (LayerWeights& l : std::span(layers_).subspan(n_host)) {
         if (l.attn_q_e == nullptr || l.attn_q_e->ne[0] > most_expanded_head) continue;

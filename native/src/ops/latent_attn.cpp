@@ -1,6 +1,5 @@
 #include "ops/latent_attn.h"
 
-#include <algorithm>
 #include <stdexcept>
 #include <string>
 
@@ -23,12 +22,6 @@ void check_rows(const RowLayout& layout, int n_groups, int max_width, const char
 }
 
 }  // namespace
-
-bool LatentAttnParams::one_row() const {
-    return !rebuilds() && n_regions > 0 && std::all_of(regions, regions + n_regions, [](const RegionView& region) {
-        return region.k.n_groups == 1 && region.k.segments != nullptr && region.k.segments == region.v.segments;
-    });
-}
 
 void check_latent_attn(const LatentAttnParams& p) {
     require(p.n_tokens > 0, "at least one token", std::to_string(p.n_tokens));

@@ -73,8 +73,6 @@ struct LatentAttnParams {
     float* out;  // [n_tokens, n_head, head_dim]
 
     bool rebuilds() const { return k_b != nullptr || k_raw; }
-    // Whether a key is a value's row as it is stored, or that and channels before it: both sides are one row (MLA).
-    bool one_row() const;
 };
 
 // Reads shapes and layouts, no data. Throws std::invalid_argument, "[latent_attn] expected …; got …", when they contradict each other.

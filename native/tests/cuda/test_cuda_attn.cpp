@@ -927,8 +927,7 @@ void flash() {
         if (of_latents.args.chunk == 0) continue;
         of_latents.args.chunk = lkv::cuda::chunk_step;
         const double error = relative_error(of_latents.run_beside(of_full), c.oracle());
-        CHECK_MSG(error <= tolerance_of(latents),
-                  full.name + ", in chunks: relative error " + std::to_string(error));
+        CHECK_MSG(error <= tolerance_of(latents), full.name + ", in chunks: relative error " + std::to_string(error));
     }
 }
 

@@ -152,8 +152,8 @@ std::optional<Format> Rows::chosen_format(int layer, bool value_side) const {
     }
     if (value_side && !is_keys) return options_.v_format;
     // Tokens leave a ring one by one, and blocks do not. It has few, whose K may be fine: no rotation spreads what a few channels have.
-    const bool single = options_.k_format && format_in_token_blocks(*options_.k_format) &&
-                        in_ring_[static_cast<size_t>(layer)];
+    const bool single =
+        options_.k_format && format_in_token_blocks(*options_.k_format) && in_ring_[static_cast<size_t>(layer)];
     return single ? Format::q8 : options_.k_format;
 }
 

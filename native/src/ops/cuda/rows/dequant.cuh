@@ -346,7 +346,8 @@ __device__ constexpr int affine_bits(int kind) {
     case Format::q##bits: \
         return bits;
         X(8)
-        X(6) X(5) X(4) X(3) X(2) X(1)
+        X(6)
+        X(5) X(4) X(3) X(2) X(1)
 #undef X
             default : return 0;
     }

@@ -51,8 +51,7 @@ const char* take_rows(const Request& request, Plan& a) {
     PrefillArgs full = on_expanded_rows(a, {});
     const int pitch = pitch_of(2 * a.head_dim);
     own.flash = plan_flash(a.chunk, request.device, full) ? 1 : 0;
-    if (own.flash == 0 &&
-        (!plan_prefill_rows(a.chunk, request.device, pitch, pitch, full, true) || full.wc != 1)) {
+    if (own.flash == 0 && (!plan_prefill_rows(a.chunk, request.device, pitch, pitch, full, true) || full.wc != 1)) {
         return "the prefill kernel does not take its full rows";
     }
     own.prefill = full;

@@ -135,7 +135,7 @@ namespace {
 const char* take(const Request& request, Plan& plan) {
     if (plan.rebuild != 0) return "K is rebuilt";
     MlaPlan mla{};
-    if (plan.v_b == nullptr && request.params.v_b == nullptr && request.params.one_row()) mla.keys.as = MlaK::values;
+    if (plan.v_b == nullptr && request.params.v_b == nullptr && is_one_row(request.params)) mla.keys.as = MlaK::values;
     if (mla.keys.as != MlaK::values && plan.head_dim > most_decoded_head) return "heads are too wide";
     if (mla.keys.as == MlaK::values && 2 * plan.v_blocks > mla_warps) return "values are too wide";
     if (const char* const reason = plan_mla_rows(request, plan, mla)) return reason;

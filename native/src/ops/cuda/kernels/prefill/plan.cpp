@@ -56,7 +56,7 @@ PrefillArgs args_of(const Plan& plan) { return {plan, plan.as<PrefillPlan>()}; }
 
 // PrefillPlan::values_at, where sums' blocks of 64 channels are such of K too; tiles of narrow rows have K beside V.
 int values_in_keys(const LatentAttnParams& p, int k_blocks) {
-    if (!p.one_row() || 64 * k_blocks <= prefill_channels[1]) return 0;
+    if (!is_one_row(p) || 64 * k_blocks <= prefill_channels[1]) return 0;
     const int turned = p.regions[0].k.groups[0].width - p.regions[0].v.groups[0].width;
     return turned % 64 == 0 ? 2 * turned : 0;
 }
