@@ -47,8 +47,10 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def main(args: argparse.Namespace, make: Callable[[argparse.Namespace], Task]) -> int:
-    if args.problems < 0 or args.parallel < 1:
+    if args.parallel < 1:
         raise SystemExit(f"error: [--parallel] expected a positive number; got {args.parallel}")
+    if args.problems < 0:
+        raise SystemExit(f"error: [--problems] expected a number from 0; got {args.problems}")
     model = real_models.model_path(args.model)
     args.name = args.name or (args.model if args.model in real_models.MODELS else model.stem.lower())
     task = chosen(make(args), args)
@@ -190,5 +192,7 @@ def command_line(task: Task, args: argparse.Namespace) -> str:
     words += ["--groups", args.groups] if args.groups else []
     words += ["--problems", str(args.problems)] if args.problems else []
     words += ["--parallel", str(args.parallel)]
+    for name in ("kinds", "samples", "turns"):  # of one task alone
+        words += [f"--{name}", str(getattr(args, name))] if getattr(args, name, "") else []
     words += ["--save", args.save] if args.save else []
     return shlex.join(words)

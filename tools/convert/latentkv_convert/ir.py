@@ -363,6 +363,24 @@ class Forecast:
 
 
 @dataclass(frozen=True)
+class Polished:
+    """What training of the factors was worth; nats per token on windows that nothing was fitted to, of the
+    calibration's text and of another one."""
+
+    steps: int
+    kept: int  # the step whose factors are in the file; 0: the plan's own
+    before: tuple[float, ...]  # by text
+    after: tuple[float, ...]
+
+    @property
+    def share(self) -> float:
+        """Of the loss that is left, geometric mean over texts."""
+        return math.exp(sum(map(math.log, self.after)) / len(self.after)) / math.exp(
+            sum(map(math.log, self.before)) / len(self.before)
+        )
+
+
+@dataclass(frozen=True)
 class Master:
     """From which a file is planned anew for any byte budget when it is opened."""
 
@@ -391,6 +409,7 @@ class Plan:
     forecast: Forecast | None = None
     master: Master | None = None
     frontier: Frontier | None = None  # what it was chosen from
+    polished: Polished | None = None
 
     @property
     def is_full(self) -> bool:

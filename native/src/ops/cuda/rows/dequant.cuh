@@ -339,18 +339,12 @@ struct StockValue {
 };
 using StockReader = ChannelReader<StockValue>;
 
-// Bits of a code, of the formats with a scale and a minimum.
+// Bits of a code of a kind from q8 to q1.
 __device__ constexpr int affine_bits(int kind) {
-    switch (static_cast<Format>(kind)) {
-#define X(bits)           \
-    case Format::q##bits: \
-        return bits;
-        X(8)
-        X(6)
-        X(5) X(4) X(3) X(2) X(1)
-#undef X
-            default : return 0;
-    }
+    constexpr int first = static_cast<int>(Format::q8);
+    static_assert(static_cast<int>(Format::q1) - first == 6);
+    constexpr int bits_of[] = {8, 6, 5, 4, 3, 2, 1};
+    return bits_of[kind - first];
 }
 
 // Calls f(reader) with the reader of this chunk; false where nothing is stored. Kind: what every chunk is, where that is known
@@ -360,14 +354,14 @@ __device__ inline bool with_chunk(const uint8_t* row, const Chunk& chunk, Use&& 
     if constexpr (Kind == kind_f16_wide) {
         use(WideF16Reader(row, chunk));
         return true;
-    } else if constexpr (Kind != any_kind) {
-        use(PlaneReader<affine_bits(Kind)>(row, chunk));
-        return true;
     } else if constexpr (Kind == static_cast<int>(Format::q8_0)) {
         use(ChunkReader<Q8_0>(row, chunk));
         return true;
     } else if constexpr (Kind == static_cast<int>(Format::q4_0)) {
         use(ChunkReader<Q4_0>(row, chunk));
+        return true;
+    } else if constexpr (Kind != any_kind) {
+        use(PlaneReader<affine_bits(Kind)>(row, chunk));
         return true;
     }
     switch (kind_of_codes(chunk.kind)) {
