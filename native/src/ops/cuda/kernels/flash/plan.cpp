@@ -31,9 +31,8 @@ const char* take(const Request& request, Plan& plan) {
         plan.q_width != plan.head_dim) {
         return "rows are not full ones of f16";
     }
-    return plan_flash(request.capacity, request.device, plan)
-               ? nullptr
-               : "no warpgroups, too few query rows, or another head_dim";
+    return plan_flash(request.capacity, request.device, plan) ? nullptr
+                                                              : "no warpgroups, too few query rows, or another head_dim";
 }
 
 cudaError_t launch(const Plan& plan, cudaStream_t stream) { return launch_flash({plan, {}}, stream); }
