@@ -77,7 +77,10 @@ def rewritten(
             sub_type = None if value.sub_type is None else gguf.GGUFValueType(value.sub_type)
             writer.add_key_value(key, value.data, gguf.GGUFValueType(value.type), sub_type=sub_type)
     for key, value in keys.items():
-        writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
+        kind = gguf.GGUFValueType.get_type(value)
+        if type(value) is int and value >= 0 and key in values and values[key].sub_type is None:
+            kind = gguf.GGUFValueType(values[key].type)  # readers want the type that they know
+        writer.add_key_value(key, value, kind)
     rng = np.random.default_rng(0)
     for name, info in source.tensors.items():
         if name in without:
