@@ -20,15 +20,16 @@ OPTIONS = ["--kv-budget", "8.5%", "--calib-window", "128", "--fisher-tokens", "1
 def test_training_lowers_the_loss(
     options: list[str], demo: Path, calib: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(polish, "CHECKS", 1)
+    for name, value in (("CHECKS", 1), ("GUARD", 6), ("STEP", 1e-4)):
+        monkeypatch.setattr(polish, name, value)
     words = [*OPTIONS, *options, "--calib", str(calib)]
     paths = [tmp_path / name for name in ("plain.gguf", "polished.gguf")]
-    for path, steps in zip(paths, ("0", "4"), strict=True):
+    for path, steps in zip(paths, ("0", "6"), strict=True):
         run(demo, path, *words, "--polish", steps)
     plain, polished = (json.loads(path.with_suffix(".report.json").read_text())["cache"] for path in paths)
     assert "polished" not in plain
     found = polished["polished"]
-    assert (found["steps"], found["kept"]) == (4, 4)
+    assert (found["steps"], found["kept"]) == (6, 6)
     assert all(after < before for before, after in zip(found["before"], found["after"], strict=True))
     assert polished["kld"]["kld"] < plain["kld"]["kld"]
     before, after = map(tensors, paths)
