@@ -21,6 +21,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -54,8 +55,6 @@ TEXT = "The clerk of the town wrote numbers into a book, and the book went to th
 @contextmanager
 def started(command: list[str], model: str, options: list[str]) -> Iterator[tuple[str, int]]:
     """Address and process of a server that is up. command: how latentkv is called."""
-    import httpx
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -63,9 +62,9 @@ def started(command: list[str], model: str, options: list[str]) -> Iterator[tupl
     try:
         while True:
             try:
-                httpx.get(f"http://127.0.0.1:{port}/health")
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health").close()
                 break
-            except httpx.TransportError:
+            except OSError:
                 if process.poll() is not None:
                     raise SystemExit("error: the server did not start") from None
                 time.sleep(0.2)

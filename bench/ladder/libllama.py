@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,13 @@ class Decoding:
     threads: int = 0
 
 
+@cache
 def is_there() -> bool:
-    return importlib.util.find_spec(PACKAGE) is not None
+    """Whether the package is installed and its library can be loaded, which wants glibc 2.38."""
+    if importlib.util.find_spec(PACKAGE) is None:
+        return False
+    program = f"from {PACKAGE}._cffi_bindings import get_lib; get_lib()"
+    return subprocess.run([sys.executable, "-c", program], capture_output=True).returncode == 0
 
 
 def share(kv_k: str, kv_v: str) -> float:

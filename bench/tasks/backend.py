@@ -39,7 +39,7 @@ class Backend:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.process.kill()
-        self.process.wait()
+        self.process.communicate()
 
     def ask(self, what: dict[str, Any]) -> Any:
         assert self.process.stdin is not None

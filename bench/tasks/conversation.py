@@ -23,9 +23,9 @@ from tasks.bfcl import calls_of
 from tasks.task import Client, Outcome, Problem, Task, outcome
 
 TURNS = 30
-PARTS = 40  # on a page
+PARTS = 52  # on a page
 COLUMNS = ("pages", "shelves", "orders")
-ROOM = 26624
+ROOM = 768  # tokens of a turn
 SYSTEM = "You look after a store of spare parts. Use the tools; answer from what they said."
 NUMBER = {"type": "integer"}
 
@@ -49,9 +49,9 @@ TOOLS = [
 ]
 
 
-def stock(rng: random.Random) -> list[list[dict[str, str]]]:
+def stock(rng: random.Random, turns: int) -> list[list[dict[str, str]]]:
     """Pages of parts. No number is on two of them."""
-    count = PARTS * TURNS // 2
+    count = PARTS * (turns // 2)
     names = rng.sample(range(1000, 10000), count)
     serials = rng.sample(range(100000, 1000000), count)
     parts = [
@@ -67,7 +67,7 @@ def stock(rng: random.Random) -> list[list[dict[str, str]]]:
 
 def solve(client: Client, problem: Problem) -> list[Outcome]:
     rng = random.Random(problem.data["seed"])
-    pages = stock(rng)
+    pages = stock(rng, problem.data["turns"])
     talk = Talk(client)
     for at, page in enumerate(pages):
         called = {"page": at + 1}
@@ -126,11 +126,24 @@ class Talk:
 
 def task(args: Any) -> Task:
     count = args.problems or 4
-    made = [Problem(f"conversation {seed}", "turns", {"seed": seed}) for seed in range(count)]
+    made = [
+        Problem(f"conversation {seed}", "turns", {"seed": seed, "turns": args.turns}) for seed in range(count)
+    ]
     return Task(
-        "conversation", f"{TURNS} turns of a conversation with tools;", {"turns": ROOM}, made, solve, COLUMNS
+        "conversation",
+        f"{args.turns} turns of a conversation with tools;",
+        {"turns": 4096 + args.turns * ROOM},
+        made,
+        solve,
+        COLUMNS,
     )
 
 
+def main() -> int:
+    parser = run.parser(__doc__)
+    parser.add_argument("--turns", type=int, default=TURNS, help=f"of a conversation (default: {TURNS})")
+    return run.main(parser.parse_args(), task)
+
+
 if __name__ == "__main__":
-    sys.exit(run.main(run.parser(__doc__).parse_args(), task))
+    sys.exit(main())

@@ -54,7 +54,7 @@ def passed(program: str, seconds: float = SECONDS) -> str:
     token = secrets.token_hex(16)
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
-        process = subprocess.Popen(
+        with subprocess.Popen(
             [sys.executable, "-I", os.path.abspath(__file__), token],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -62,15 +62,14 @@ def passed(program: str, seconds: float = SECONDS) -> str:
             cwd=folder,
             env={"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
             start_new_session=True,
-        )
-        try:
-            said = process.communicate(program.encode(), seconds)[0].decode("utf-8", "replace")
-        except subprocess.TimeoutExpired:
-            return "it took too long"
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        ) as process:
+            try:
+                said = process.communicate(program.encode(), seconds)[0].decode("utf-8", "replace")
+            except subprocess.TimeoutExpired:
+                return "it took too long"
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
     if said.endswith(token):
         return ""
     return said.strip()[:300] or f"it ended with status {process.returncode}"

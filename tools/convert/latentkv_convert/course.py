@@ -15,9 +15,11 @@ WEIGH = "measuring what the answer depends on"
 CHOOSE = "choosing ranks and bits"
 CHECK = "checking the choice"
 TRAIN = "training"
+POLISH = "polishing"
 WRITE = "writing"
 
 ROUGHLY = 2  # windows that a plan is checked on first
+SHARED = 4  # windows whose loss is divided among the segments of a plan
 
 # Seconds of two cores of an AMD EPYC of 2024. On other machines all of them are longer or shorter together.
 _PRODUCT = {True: 0.7e12, False: 0.35e12}  # operations a second: of bf16, of f32
@@ -34,7 +36,7 @@ def steps(
     spec, window = source.spec, min(recipe.calib_window, source.spec.n_ctx)
     reduced = multiplies_bf16(recipe.device)
     n_attending = len(spec.attention_layers)
-    weights = sum(_layer_weights(source, kind) * n for kind, n in _kinds(source))
+    weights = n_weights(source)
     scores = n_attending * spec.n_head * window
     up = 2 * weights / _PRODUCT[reduced] + _SCORE * scores
     entries = spec.n_vocab * (2 * spec.n_embd / _PRODUCT[reduced] + _ENTRY)
@@ -53,11 +55,21 @@ def steps(
         found.append((CHOOSE, 2 * window * check))
     found += [(CHOOSE, choose)] * n_choices
     if n_checked:
-        first = min(n_checked, ROUGHLY)
-        found += [(CHECK, 2 * n * window * check) for n in (first, n_checked - first) if n]
+        first, a_run = min(n_checked, ROUGHLY), 2 * window * check
+        back_too = min(SHARED * window, recipe.fisher_tokens) * (3 * check + _SCORE_BACK * scores + entries)
+        times = (first * a_run, back_too, first * a_run, (n_checked - first) * a_run)
+        found += [(CHECK, seconds) for seconds in times if seconds]
+    if polish := recipe.options.get("polish"):
+        found.append((POLISH, 4 * window * polish * (4 * up + _SCORE_BACK * scores + entries)))
+        found.append((CHECK, 2 * n_checked * window * check))
     if recipe.finetune is not None:
         found.append((TRAIN, recipe.finetune.steps * 2048 * 3 * up))
     return [*found, (WRITE, 1.0 + weights / _BYTES)]
+
+
+def n_weights(source: Source) -> int:
+    """That a token meets in all layers."""
+    return sum(_layer_weights(source, kind) * n for kind, n in _kinds(source))
 
 
 def _kinds(source: Source) -> list[tuple[int, int]]:

@@ -367,6 +367,23 @@ class Forecast:
 
 
 @dataclass(frozen=True)
+class Polished:
+    """What training of the factors was worth; nats per token on windows that nothing was fitted to, of the
+    calibration's text and of another one."""
+
+    steps: int
+    kept: int  # the step whose factors are in the file; 0: the plan's own
+    before: tuple[float, ...]  # by text
+    after: tuple[float, ...]
+
+    @property
+    def share(self) -> float:
+        """Of the loss, that is left: the mean over texts."""
+        left = [b / max(a, 1e-12) for a, b in zip(self.before, self.after, strict=True)]
+        return sum(left) / len(left)
+
+
+@dataclass(frozen=True)
 class Master:
     """From which a file is planned anew for any byte budget when it is opened."""
 
@@ -395,6 +412,7 @@ class Plan:
     forecast: Forecast | None = None
     master: Master | None = None
     frontier: Frontier | None = None  # what it was chosen from
+    polished: Polished | None = None
 
     @property
     def is_full(self) -> bool:

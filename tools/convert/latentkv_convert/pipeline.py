@@ -77,6 +77,7 @@ def _converted(recipe: Recipe) -> report.Report:
             )
             plan = methods.planned(method, work)
             check.check_plan(plan, spec)
+            plan = _polished(recipe, work, plan, getattr(method, "n_checked", 0))
             trained, recovery = _finetuned(recipe, work, plan)
             size, added = _write(recipe, work, plan, trained, own_keys, base)
             return report.finish(recipe, work, plan, size, added, recovery)
@@ -91,6 +92,15 @@ def _resumable(kept: bool) -> Iterator[None]:
         if not kept:
             raise
         raise Interrupted("the calibration is kept: the same command goes on from there") from None
+
+
+def _polished(recipe: Recipe, work: Work, plan: Plan, n_checked: int) -> Plan:
+    """The plan with another forecast, after --polish, whose factors are the work's then."""
+    if not recipe.options.get("polish"):
+        return plan
+    from .recover import polish  # imports torch
+
+    return polish.polished(recipe, work, plan, n_checked)
 
 
 def _finetuned(recipe: Recipe, work: Work, plan: Plan) -> tuple[Trained, Recovery | None]:

@@ -68,6 +68,8 @@ class Recipe:
         chosen = {"method": self.method, "rotate": self.rotate, "seed": self.seed, **self.options}
         if chosen.get("scales") == "segment":  # as in files from before there was a choice
             del chosen["scales"]
+        if not chosen.get("polish"):
+            chosen.pop("polish", None)
         if not self.center:
             chosen["center"] = False
         if self.finetune is not None:

@@ -82,6 +82,8 @@ class Report:
         if self.plan.forecast is not None:
             seen = asdict(self.plan.forecast)
             result["kld"] = {name: None if math.isnan(value) else value for name, value in seen.items()}
+        if self.plan.polished is not None:
+            result["polished"] = asdict(self.plan.polished)
         return result
 
     def as_dict(self) -> dict[str, Any]:
@@ -180,6 +182,9 @@ class Report:
             error = "" if math.isnan(seen.error) else f" ± {seen.error:.1g}"
             held = f"measured on {seen.n_windows} held-back windows"
             lines.append(f"expected divergence: {seen.kld:.2g}{error} nats per token ({held})")
+        if (trained := self.plan.polished) is not None:
+            of = f"factors of step {trained.kept} of {trained.steps}"
+            lines.append(f"polished: {trained.share:.0%} of the loss is left ({of})")
         if self.recipe.options.get("quick"):
             lines.append("converted with --quick on a quarter of the text: without it less is lost")
         if self.plan.frontier is not None:

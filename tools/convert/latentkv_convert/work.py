@@ -29,6 +29,7 @@ class Work:
     center: bool = True
     encoding: Encoding | None = None  # of the file's tensors
     trains: bool = False  # the factors, after the plan
+    polished: Mapping[tuple[int, str], tuple[Basis, ...]] = field(default_factory=dict)  # of the plan's sides
     _sigmas: dict[tuple[int, str, int], tuple[F64, ...]] = field(default_factory=dict)
     _kept: Memo[tuple[int, str, int], tuple[Basis, ...]] = field(default_factory=lambda: Memo(KEEP_BYTES))
 

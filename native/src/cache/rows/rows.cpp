@@ -109,7 +109,7 @@ RegionRows Rows::make_region(std::string name, int n_slots, const std::optional<
             region.bytes[side] += bytes;
         }
         if (layer_spec(il).is_mla()) {
-            if (has_row_scale(layer.layout[1])) {
+            if (has_group_scales(layer.layout[1])) {
                 fail("kv",
                      "expected a format whose segments have scales of their own, as q4, for rows that are keys and ",
                      "values in one (MLA); got one of n8 … n1 in ", region.name);
@@ -149,8 +149,8 @@ std::optional<Format> Rows::chosen_format(int layer, bool value_side) const {
     }
     if (value_side && !is_keys) return options_.v_format;
     // Tokens leave a ring one by one, and blocks do not. It has few, whose K may be fine: no rotation spreads what a few channels have.
-    const bool single = options_.k_format && format_in_token_blocks(*options_.k_format) &&
-                        in_ring_[static_cast<size_t>(layer)];
+    const bool single =
+        options_.k_format && format_in_token_blocks(*options_.k_format) && in_ring_[static_cast<size_t>(layer)];
     return single ? Format::q8 : options_.k_format;
 }
 

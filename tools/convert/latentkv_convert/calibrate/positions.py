@@ -11,29 +11,30 @@ from ..source.frequencies import frequencies, magnitude, temperatures
 
 
 class Positions:
-    """Positions in sequences of `n` tokens, for every layer; layers that attend alike share theirs."""
+    """Positions in sequences of `n` tokens, for every layer; layers that attend alike share theirs. begin:
+    the position of the first token."""
 
-    def __init__(self, spec: ModelSpec, n: int, device: torch.device) -> None:
-        self._spec, self._n, self._device = spec, n, device
+    def __init__(self, spec: ModelSpec, n: int, device: torch.device, begin: int = 0) -> None:
+        self._spec, self._n, self._device, self._begin = spec, n, device, begin
         self._known: dict[tuple[int, LayerRope, int], LayerPositions] = {}
 
     def of(self, layer: int) -> LayerPositions:
         kind = (self._spec.window(layer), self._spec.rope(layer), self._spec.at(layer).n_rot)
         if kind not in self._known:
-            self._known[kind] = LayerPositions(self._spec, layer, self._n, self._device)
+            self._known[kind] = LayerPositions(self._spec, layer, self._n, self._device, self._begin)
         return self._known[kind]
 
 
 class LayerPositions:
     """`mask` [1, 1 or n_head, T, T]: None where a query sees all tokens up to its own."""
 
-    def __init__(self, spec: ModelSpec, layer: int, n: int, device: torch.device) -> None:
+    def __init__(self, spec: ModelSpec, layer: int, n: int, device: torch.device, begin: int = 0) -> None:
         self.n_rot = spec.at(layer).n_rot if spec.rope(layer).base else 0
         self.mask = _mask(spec, spec.window(layer), n, device)
-        factors = temperatures(spec, n)
-        self._factors = None if factors is None else _table(factors, device)[:, None]
+        factors = temperatures(spec, begin + n)
+        self._factors = None if factors is None else _table(factors[begin:], device)[:, None]
         if self.n_rot:
-            angles = np.arange(n)[:, None] * frequencies(spec, n, layer)[None, :]
+            angles = np.arange(begin, begin + n)[:, None] * frequencies(spec, begin + n, layer)[None, :]
             both, scale = np.concatenate([angles, angles], axis=1), magnitude(spec, layer)
             self.cos = _table(np.cos(both) * scale, device)
             self.sin = _table(np.sin(both) * scale, device)

@@ -22,7 +22,9 @@ def finished(
     work: Work, plan: SidePlan, layer: int, side: str, bases: tuple[Basis, ...] | None = None
 ) -> tuple[Basis, ...]:
     """One Basis per group; without --rotate only cut. The rotation depends on seed, layer, side and group
-    alone."""
+    alone. What --polish has made of it comes first."""
+    if bases is None and (layer, side) in work.polished:
+        return work.polished[layer, side]
     result = []
     bases = bases or work.bases(layer, side, plan.group)
     is_turned = work.spec.mla is not None and side == "k"  # channels that stay as RoPE leaves them

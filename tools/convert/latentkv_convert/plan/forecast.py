@@ -9,10 +9,9 @@ cache's batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,20 +19,17 @@ from numpy.typing import NDArray
 from latentkv.console.progress import stage
 
 from ..calibrate.sample import Sample
-from ..compute import floats
 from ..course import CHECK, CHOOSE, ROUGHLY
 from ..errors import warn
-from ..fuse import center
-from ..fuse.rotation import finished
-from ..ir import FULL, OF_VALUE, SIDES, Forecast, LayerPlan, Plan, SidePlan
+from ..ir import FULL, SIDES, Forecast, LayerPlan, Plan, SidePlan
 from ..rows import sizes
 from ..work import Work
+from .read_back import Copies
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ..calibrate.decoder import Layer
-    from ..calibrate.positions import LayerPositions
 
 CHECKED = 6  # windows that a plan is run on: they differ, and one or two of them are a rough forecast
 # How many of the windows that a plan is checked on say what exact tokens cost. Rounding alone costs much the
@@ -48,6 +44,13 @@ def held_back(sample: Sample, n: int = CHECKED) -> NDArray[np.int64]:
 
     own = sample.tokens[copies.split(len(sample.tokens))[1]]
     return np.concatenate([own, sample.spare[: max(0, n - len(own))]])[:n]
+
+
+def fitted(sample: Sample) -> NDArray[np.int64]:
+    """[n, window] that statistics have seen."""
+    from ..calibrate import copies
+
+    return sample.tokens[copies.split(len(sample.tokens))[0]]
 
 
 class Check:
@@ -147,111 +150,3 @@ class Check:
                 return head.divergence(stream, known[names[row]], cached[row, scored])
 
             return list(stream.each(nats, len(names)))
-
-
-Rows = tuple["Tensor", "Tensor"]  # k (after RoPE) and v [1, n_kv, T, head_dim]
-
-
-class Copies:
-    """K and V of one layer's input as readers of the cache get them back: of exact tokens, and of those that
-    have left the exact window. These come from the former: a row is full when it leaves."""
-
-    def __init__(self, work: Work, plan: Plan, index: int) -> None:
-        layer = plan.layers[index]
-        self.n_kv, self.mla = work.spec.at(index).n_kv, work.spec.mla
-        self.exact = plan.recent_format
-        self.replaced = {side: Replaced(work, layer.side(side), index, side) for side in SIDES}
-        self.leaves = plan.recent > 0  # tokens the window
-        self.rotated = layer.k.path == "rotated"
-        self.of_value = layer.k == OF_VALUE
-
-    def __call__(self, live: Layer, hidden: Tensor, positions: LayerPositions) -> tuple[Rows | None, Rows]:
-        """hidden [1, T, d]. No exact rows: they are what the model makes."""
-        x = live.attention_input(hidden)
-        if self.mla is not None:
-            return self._of_one_row(live, x, positions)
-        values = self._projected(live.attn_v, x, "v", lambda rows: live.heads("v", rows))
-        with_rope = positions.with_rope
-        if self.of_value:
-            keys = [with_rope(live.attn_k_norm(rows)) for rows in values]
-        elif self.rotated:
-            key = with_rope(live.heads("k", live.attn_k(x)))[0].transpose(0, 1)  # [T, n_kv, head_dim]
-            both = self._both(key.flatten(1), "k")
-            keys = [rows.reshape(key.shape).transpose(0, 1)[None] for rows in both]
-        else:
-            keys = self._projected(live.attn_k, x, "k", lambda rows: with_rope(live.heads("k", rows)))
-        read = None if self.exact == "f16" else (keys[0], values[0])
-        return read, (keys[1], values[1])
-
-    def _of_one_row(self, live: Layer, x: Tensor, positions: LayerPositions) -> tuple[Rows | None, Rows]:
-        """Keys and values of rows that are both."""
-        import torch
-
-        from ..calibrate.mixers import mla
-
-        assert self.mla is not None
-        turned, latents = mla.rows(live, self.mla, x)
-        turned = positions.with_rope(turned[:, None])[0, 0]
-        both = zip(self._both(turned, "k"), self._both(latents[0], "v"), strict=True)
-        read, old = ((torch.cat(row, dim=-1)[None, None], row[1][None, None]) for row in both)
-        return (None if self.exact == "f16" else read), old
-
-    def _projected(
-        self, module: Any, x: Tensor, side: str, heads: Callable[[Tensor], Tensor]
-    ) -> list[Tensor]:
-        """Exact and old rows of a projection's output; what is cached is without its bias."""
-        bias = 0 if module.bias is None else module.bias
-        return [heads((rows + bias)[None]) for rows in self._both(module(x)[0] - bias, side)]
-
-    def _both(self, rows: Tensor, side: str) -> tuple[Tensor, Tensor]:
-        """[n, w] as exact tokens are stored, a segment for every head, and as they are when they left."""
-        from ..rows import quantizer
-
-        replaced, exact = self.replaced[side], rows
-        if self.exact != "f16":
-            heads = replaced.about_mean(rows).unflatten(1, (self.n_kv, -1))
-            exact = replaced.with_mean(quantizer.stored(heads, self.exact).flatten(1))
-        return exact, replaced(exact if self.leaves else rows)
-
-
-class Replaced:
-    """Rows of one layer's K or V as they are read back when they have left the exact window. Without formats:
-    as they were in it."""
-
-    def __init__(self, work: Work, plan: SidePlan, layer: int, side: str) -> None:
-        moved = partial(floats.tensor, device=work.device)
-        self.plan = plan
-        self.factors = (
-            []
-            if plan.formats is None
-            else [(moved(b.down), moved(b.up)) for b in finished(work, plan, layer, side)]
-        )
-        centred = center.centred(work, layer, side, plan.path)
-        mean = center.mean(work, layer, side) if centred else None
-        self.mean = None if mean is None else moved(mean.astype(np.float32))
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[n, w] -> [n, w]: the projection's output without bias, or a rotated k."""
-        import torch
-
-        from ..rows import quantizer
-
-        if self.plan.formats is None:
-            return x
-        x = self.about_mean(x)
-        parts = x.split([len(down) for down, _ in self.factors], dim=1)
-        latent = torch.cat(
-            [(part.double() @ down).float() for part, (down, _) in zip(parts, self.factors, strict=True)], 1
-        )
-        segments = zip(self.plan.segments, self.plan.formats, strict=True)
-        kept = quantizer.stored_rows(
-            latent, [pair for group in segments for pair in zip(*group, strict=True)]
-        ).split([len(up) for _, up in self.factors], dim=1)
-        back = [(part.double() @ up).float() for part, (_, up) in zip(kept, self.factors, strict=True)]
-        return self.with_mean(torch.cat(back, dim=1))
-
-    def about_mean(self, x: Tensor) -> Tensor:
-        return x if self.mean is None else x - self.mean
-
-    def with_mean(self, x: Tensor) -> Tensor:
-        return x if self.mean is None else x + self.mean

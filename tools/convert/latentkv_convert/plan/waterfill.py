@@ -12,6 +12,7 @@ import numpy as np
 
 from latentkv.plan.allocation import Group, least
 
+from ..course import SHARED
 from ..errors import ConvertError
 from ..frontier import Frontier, Line, Point, Us, is_as_fast
 from ..fuse.rotation import finished
@@ -74,6 +75,7 @@ class Waterfill:
         full_us = self._us(features.mean_full(work.spec))
         offers, chosen = choose(self._offers(work, terms), full_us, self.prefer)
         bought = self._settled(work, terms, offers[chosen].candidate, check)
+        bought = self._corrected(work, terms, offers[chosen].candidate, bought, check)
         plan = bought.plan(self.shape, work.spec)
         seen = check.measured(plan, bought.predicted(terms))
         found = Frontier(
@@ -166,6 +168,21 @@ class Waterfill:
         scale = max(measured, 0.0) / max(bought.distortion(DROP_PENALTY), 1e-30)
         other = allotment.best(candidate, self.shape, replace(terms, scale=scale), terms.count.budget)
         return bought if other.exact == bought.exact else other
+
+    def _corrected(
+        self, work: Work, terms: Terms, candidate: Candidate, bought: Allotment, check: forecast.Check
+    ) -> Allotment:
+        """What the budget buys by the distortions that segments have while the plan runs, if that is better
+        on the first windows."""
+        from . import measured  # imports torch
+
+        assert work.sample is not None
+        plan, windows = bought.plan(self.shape, work.spec), forecast.fitted(work.sample)[:SHARED]
+        before = check.roughly(plan)
+        found = measured.shares(work, plan, windows)
+        candidate = measured.corrected(candidate, bought, self.shape, work.spec, found)
+        other = allotment.best(candidate, self.shape, terms, terms.count.budget)
+        return other if check.roughly(other.plan(self.shape, work.spec)) < before else bought
 
 
 def choose(lines: Iterable[Offer], full: Us | None, prefer: str) -> tuple[tuple[Offer, ...], int]:

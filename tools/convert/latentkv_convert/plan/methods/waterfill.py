@@ -98,6 +98,13 @@ def add_arguments(parser: Any) -> None:
         "scales and no minima, which loses less at equal bytes",
     )
     parser.add_argument(
+        "--polish",
+        type=limits.natural,
+        default=0,
+        metavar="N",
+        help="train the factors for N steps of 4 windows against the model's own predictions (default 0: no)",
+    )
+    parser.add_argument(
         "--segment",
         type=int,
         choices=(16, *SEGMENT_WIDTHS),
@@ -142,6 +149,9 @@ def create(options: Mapping[str, Any], spec: ModelSpec) -> Waterfill:
     if spec.mla is not None and (options["master"] or one_scale):
         option = "--master" if options["master"] else "--scales row"
         raise ConvertError(option, "none for MLA, whose rows are keys and values in one", "one")
+    if options["polish"] and (options["master"] or spec.mla is not None):
+        option = "--master, whose factors serve many plans" if options["master"] else "MLA"
+        raise ConvertError("--polish", "0", f"{options['polish']} with {option}")
     prefer = "speed" if spec.mla is not None else options["prefer"]  # rows are read as they are stored
     path = latent_plan.k_path({"k_path": None}, spec, PREFER[prefer])
     rotates = path == "rotated" and spec.block.position == "rope"

@@ -3,7 +3,7 @@
 
 #include "ops/cuda/gpu/mma.cuh"
 #include "ops/cuda/kernels/expand/layout.h"
-#include "ops/cuda/rows/dequant.cuh"
+#include "ops/cuda/rows/token_blocks.cuh"
 #include "ops/cuda/softmax/parts.cuh"
 #include "ops/latent_attn.h"
 
@@ -51,6 +51,8 @@ struct ExpandSlot {
     const Chunk* chunks;  // of the group
     int pos;
     uint64_t seq;
+    int row_bytes;
+    int in_block;  // which slot of its block of tokens, 0 where rows stand alone
 };
 
 __device__ inline ExpandSlot slot_of(const CutProblem& p, const Parts& parts, bool is_k, int group, int first_tile) {
@@ -64,8 +66,10 @@ __device__ inline ExpandSlot slot_of(const CutProblem& p, const Parts& parts, bo
     const int slot = (at - parts.tiles_before(r)) * expand_tile + thread % expand_tile;
     const int last = p.n_slots[r] - 1;
     to.chunks = region.chunks + table.chunks;
-    to.row = (is_k ? region.k_rows : region.v_rows) +
-             static_cast<int64_t>(min(slot, last)) * (is_k ? region.k_row_bytes : region.v_row_bytes) + table.first;
+    to.row_bytes = static_cast<int>(is_k ? region.k_row_bytes : region.v_row_bytes);
+    to.in_block = is_k ? min(slot, last) % region.k_block : 0;
+    to.row =
+        (is_k ? region.k_rows : region.v_rows) + static_cast<int64_t>(min(slot, last)) * to.row_bytes + table.first;
     if (slot > last) return to;
     to.pos = region.pos[slot];
     to.seq = region.seq[slot];
@@ -75,7 +79,10 @@ __device__ inline ExpandSlot slot_of(const CutProblem& p, const Parts& parts, bo
 // 16 channels in their order, zero where there are none.
 __device__ inline void put_chunk(const ExpandSlot& slot, int j, void* to) {
     uint32_t x[8] = {};
-    if (slot.row != nullptr) pairs_of_chunk(slot.row, slot.chunks[j], x);
+    if (slot.row != nullptr) {
+        const int64_t before = static_cast<int64_t>(slot.in_block) * slot.row_bytes;
+        pairs_in_block(slot.row - before, slot.in_block, slot.row_bytes, slot.chunks[j], x);
+    }
     auto* const at = static_cast<uint4*>(to);
 #pragma unroll
     for (int i = 0; i < 2; i++) {

@@ -1,0 +1,185 @@
+"""bench/tasks: programs of models stay within their limits, answers are judged, losses are counted."""
+
+from __future__ import annotations
+
+import json
+import random
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks import conversation, haystack, humaneval, limits, run, together
+from tasks.backend import called
+from tasks.task import Client, Outcome, Problem, Refused, Task
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        ("print('shown nowhere')\nassert sorted([2, 1]) == [1, 2]", ""),
+        ("import collections, heapq, math, re, typing", ""),
+        ("assert 1 == 2", "AssertionError"),
+        ("import sys\nsys.exit(0)", "SystemExit"),
+        ("import os\nos._exit(0)", "status 0"),
+        ("input()", "EOFError"),
+        ("x = bytearray(1 << 33)", "MemoryError"),
+        ("open('here', 'w')", "no file to write"),
+        ("import socket\nsocket.create_connection(('127.0.0.1', 9))", "no socket."),
+        ("import subprocess\nsubprocess.run(['true'])", "no subprocess."),
+        ("import os\nos.fork()", "no os.fork"),
+        ("import os\nos.kill(os.getppid(), 9)", "no os.kill"),
+        ("import shutil\nshutil.rmtree('/nowhere')", "no shutil."),
+    ],
+)
+def test_a_program_runs_within_its_limits(program: str, why: str) -> None:
+    found = limits.passed(program)
+    assert (why in found) if why else found == ""
+
+
+def test_an_endless_program_is_ended() -> None:
+    assert limits.passed("while True: pass", seconds=0.5) == "it took too long"
+
+
+PROBLEM = {
+    "prompt": "import math\n\n\ndef half(x):\n    return x / 2\n\n\ndef area(r):\n    '''Area.'''\n",
+    "entry_point": "area",
+    "test": "def check(candidate):\n    assert abs(candidate(2) - 2 * 3.14159) < 0.01\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        ("Here:\n```python\ndef area(r):\n    return half(math.pi * r * r)\n```\nDone.", True),
+        ("```\ndef area(r):\n    return half(math.pi * r * r)", True),  # cut off behind the code
+        ("```python\nx = 1\n```\n```py\ndef area(r):\n    return half(math.pi * r * r)\n```", True),
+        ("    return half(math.pi * r * r)", True),  # the body alone
+        ("```python\ndef area(r):\n    return r\n```", False),
+        ("I cannot do that.", False),
+    ],
+)
+def test_the_code_of_an_answer_is_run(answer: str, right: bool) -> None:
+    assert (limits.passed(humaneval.program(PROBLEM, answer)) == "") is right
+
+
+def test_code_between_a_problem_and_its_request_is_of_others() -> None:
+    every = [
+        {
+            "task_id": str(i),
+            "entry_point": f"f{i}",
+            "prompt": f"def f{i}():\n",
+            "canonical_solution": "    pass\n" * 50,
+        }
+        for i in range(60)
+    ]
+    said = humaneval.message(every[3], every, "far")
+    assert said.count("def f3()") == 1
+    assert said.index("def f3()") < humaneval.OTHER < said.index("`f3`")
+    assert said == humaneval.message(every[3], every, "far")
+
+
+def test_a_call_holds_nothing_but_literals() -> None:
+    assert called("cd", {"folder": "a'); import os; ('"}) == "cd(folder=\"a'); import os; ('\")"
+    for name, arguments in (("os.system", {}), ("cd", {"a=1, b": 2}), ("f()", {})):
+        with pytest.raises(ValueError, match="no such function"):
+            called(name, arguments)
+
+
+@pytest.mark.parametrize("kind", ["niah_single_1", "niah_multikey_3", "niah_multivalue", "vt"])
+def test_what_is_asked_for_is_in_the_text(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    niah = {
+        "template": "Some {type_needle_v}.\n{context}\nWhat are all {query}?",
+        "answer_prefix": " They are",
+    }
+    vt = {"template": "{context}\nWhich are {query}?", "answer_prefix": " {num_v}: "}
+    monkeypatch.setattr(haystack, "templates", lambda: {"niah": niah, "variable_tracking": vt})
+    monkeypatch.setattr(haystack, "words", lambda *lists: [f"{lists[0]}{i}" for i in range(50)])
+    monkeypatch.setattr(haystack, "essay", lambda: ["Here is a sentence."] * 9000)
+    question = haystack.longest(kind, "seed", 3000, lambda text: len(text) // 4)
+    assert 2000 < len(question.text) // 4 + question.limit <= 3000
+    assert all(question.text.count(each) >= 1 for each in question.need)
+    assert question.score(", ".join(question.need).upper()) == 1
+    assert question.score(question.need[0]) == 1 / len(question.need)
+    assert question == haystack.longest(kind, "seed", 3000, lambda text: len(text) // 4)
+
+
+def test_numbers_of_a_stock_list_are_unique() -> None:
+    parts = [part for page in conversation.stock(random.Random(1), conversation.TURNS) for part in page]
+    assert len(parts) == conversation.PARTS * conversation.TURNS // 2
+    assert len({part["serial"] for part in parts}) == len({part["part"] for part in parts}) == len(parts)
+
+
+def test_tasks_stand_in_one_table() -> None:
+    def result(score: float, *caches: str) -> dict[str, Any]:
+        columns = [{"key": "share", "unit": "%"}, {"key": "few", "unit": "%"}, {"key": "lost", "unit": ""}]
+        rows = [
+            {"cache": cache, "share": 50, "few": score, "lost": at or None, "won": at or None}
+            for at, cache in enumerate(caches)
+        ]
+        return {"columns": columns, "rows": rows}
+
+    columns, rows = together.merged([("a", result(1, "f16", "q8_0")), ("b", result(2, "f16", "x", "q8_0"))])
+    assert [column.key for column in columns] == ["cache", "share", "a_few", "b_few", "lost", "won"]
+    assert [row["cache"] for row in rows] == ["f16", "q8_0", "x"]
+    assert rows[1] == {"cache": "q8_0", "share": 50, "a_few": 1, "b_few": 2, "lost": 3, "won": 3}
+    assert (rows[2]["a_few"], rows[0]["lost"]) == (None, None)
+
+
+def arguments(path: Path, out: Path, *words: str) -> Namespace:
+    made = run.parser("").parse_args([str(path), "--work", str(out.parent), "--out", str(out), *words])
+    return Namespace(**vars(made) | {"threads": 1})
+
+
+def test_losses_are_counted_and_finished_caches_kept(converted: Any, tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def solve(client: Client, problem: Problem) -> list[Outcome]:
+        answer = client.chat([{"role": "user", "content": problem.name}], 2)
+        asked.append(problem.name)
+        number = len(asked)
+        score = float(number != 2) if number <= 3 else float(number != 4)
+        return [Outcome(score, answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"], "")]
+
+    def task(args: Namespace) -> Task:
+        problems = [Problem(f"number {i}", "few", {}) for i in range(4)]
+        return Task("task", "A task;", {"few": 128}, problems, solve)
+
+    path, out = converted("--method", "none"), tmp_path / "task.json"
+    words = ("--caches", "f16,q8_0", "--problems", "3", "--parallel", "1")
+    assert run.main(arguments(path, out, *words), task) == 0
+    result = json.loads(out.read_text())
+    rows = {row["cache"]: row for row in result["rows"]}
+    assert rows["f16"]["few"] == rows["q8_0"]["few"] == pytest.approx(200 / 3)
+    assert (rows["f16"]["lost"], rows["q8_0"]["lost"], rows["q8_0"]["won"]) == (None, 1, 1)
+    assert 50 < rows["q8_0"]["share"] < 56
+    assert rows["q8_0"]["written"] <= 2
+    assert result["scores"]["q8_0"]["few"] == "0 1 1"
+    assert asked == ["number 0", "number 1", "number 2"] * 2
+    assert run.main(arguments(path, out, *words), task) == 0
+    assert len(asked) == 6
+    answers = (tmp_path / f"{path.stem.lower()}-task" / "q8_0.jsonl").read_text().splitlines()
+    assert [json.loads(line)["problem"] for line in answers] == ["number 0", "number 1", "number 2"]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--groups", "many"), "error: [--groups] expected few; got many"),
+        (("--problems", "-1"), "error: [--problems] expected a number from 0; got -1"),
+        (("--parallel", "0"), "error: [--parallel] expected a positive number; got 0"),
+        (("--caches", "f16,x%"), "error: [--caches] expected a share such as 14%; got x%"),
+        (("--caches", "f16"), "error: [server] expected 200; got 400"),
+    ],
+)
+def test_a_wrong_command_ends_in_one_line(
+    words: tuple[str, ...], why: str, converted: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(client: Client, problem: Problem) -> list[Outcome]:
+        raise Refused("error: [server] expected 200; got 400")
+
+    task = Task("task", "", {"few": 128}, [Problem("one", "few")], refused)
+    args = arguments(converted("--method", "none"), tmp_path / "x.json", *words)
+    assert run.main(args, lambda _: task) == 2
+    assert capsys.readouterr().err == f"{why}\n"
