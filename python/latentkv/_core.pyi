@@ -33,8 +33,8 @@ def dequantize(data: NDArray[np.uint8], type: str) -> NDArray[np.float32]:
 
 def format_bytes(format: str, width: int) -> int:
     """Bytes of a token's segment of `width` channels, which are rounded up to whole units of the format (one
-    of build_info's, or none). Formats n8 … n1: without the row's scales, and alone; in a row, neighbours of
-    one format are one segment."""
+    of build_info's, or none). Formats n8 … n1: without the group's scales, and alone; in a group, neighbours
+    of one format are one segment."""
 
 def row_bytes(groups: Sequence[Sequence[tuple[str, int]]]) -> int:
     """Bytes of a token's row whose groups have these segments, (format, channels) each; channels are rounded

@@ -15,14 +15,13 @@ T of_type(Format format, T none, F&& f) {
 
 // Whole chunks of 16 go through vectors; only formats without a scale can have a remainder.
 template <class F>
-void decode_segment(const uint8_t* row, int offset, int width, float* dst) {
+void decode_segment(const uint8_t* src, const uint8_t* scales, int width, float* dst) {
     constexpr int chunks_per_block = F::block / chunk_width;
-    const uint8_t* const src = row + offset;
-    Affine a = affine_of<F>(row, offset, 0);
+    Affine a = F::affine(scales, 0);
     const int n_chunks = width / chunk_width;
     for (int chunk = 0; chunk < n_chunks; chunk++) {
         if constexpr (chunks_per_block > 0) {
-            if (chunk % chunks_per_block == 0) a = affine_of<F>(row, offset, chunk / chunks_per_block);
+            if (chunk % chunks_per_block == 0) a = F::affine(scales, chunk / chunks_per_block);
         }
         f32x16 v = F::codes(src, chunk);
         if constexpr (F::quantized) {
@@ -76,7 +75,7 @@ bool format_is_fitted(Format format) {
         if constexpr (requires { decltype(f)::is_fitted; }) {
             return bool{decltype(f)::is_fitted};
         } else {
-            return is_scaled_by_row<decltype(f)>;
+            return is_scaled_by_group<decltype(f)>;
         }
     });
 }
@@ -104,8 +103,8 @@ Format format_of_rows(Format format) {
     }
 }
 
-void read_segment(Format format, const uint8_t* row, int offset, int width, float* dst) {
-    with_format(format, [=](auto f) { decode_segment<decltype(f)>(row, offset, width, dst); });
+void read_segment(Format format, const uint8_t* src, const uint8_t* scales, int width, float* dst) {
+    with_format(format, [=](auto f) { decode_segment<decltype(f)>(src, scales, width, dst); });
 }
 
 void read_token_block_segment(Format format, const uint8_t* block, int64_t stride, const uint8_t* src, int width,

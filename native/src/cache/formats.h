@@ -55,7 +55,7 @@
     X(q5_1, Q5_1)            \
     X(iq4_nl, IQ4_NL)
 
-// Formats of rows that begin with their scales (formats/normal.h). A row has these throughout, or none of them.
+// Formats of groups that begin with their scales (formats/normal.h). A row has these throughout, or none of them.
 #define LKV_NORMAL_FORMATS(X) \
     X(n8, NormalFormat<8>)    \
     X(n6, NormalFormat<6>)    \
@@ -99,8 +99,8 @@ LKV_HD constexpr bool format_in_token_blocks(Format format) {
     }
 }
 
-// Whether a row of such segments begins with their scales.
-LKV_HD constexpr bool format_scaled_by_row(Format format) {
+// Whether a group of such segments begins with their scales.
+LKV_HD constexpr bool format_scaled_by_group(Format format) {
     switch (format) {
 #define X(name, type)  \
     case Format::name: \
@@ -158,10 +158,10 @@ decltype(auto) with_token_block_format(Format format, F&& f) {
 
 #if !defined(__CUDACC__)
 
-// x: [width] -> dst: [format_bytes(format, width)]. Not of formats that are scaled by their row.
+// x: [width] -> dst: [format_bytes(format, width)]. Not of formats that are scaled by their group.
 inline void write_segment(Format format, const float* x, int width, uint8_t* dst) {
     with_format(format, [=](auto f) {
-        if constexpr (is_scaled_by_row<decltype(f)>) {
+        if constexpr (is_scaled_by_group<decltype(f)>) {
             throw std::invalid_argument(std::string("[format] expected a format with scales of its own; got ") +
                                         format_name(format));
         } else {
@@ -170,12 +170,12 @@ inline void write_segment(Format format, const float* x, int width, uint8_t* dst
     });
 }
 
-// The segment that begins `offset` bytes into a row -> dst: [width]
-void read_segment(Format format, const uint8_t* row, int offset, int width, float* dst);
+// src: [format_bytes(format, width)], scales: the byte that its scales begin at -> dst: [width]
+void read_segment(Format format, const uint8_t* src, const uint8_t* scales, int width, float* dst);
 
-// src: [format_bytes(format, width)] -> dst: [width]. Not of formats that are scaled by their row.
+// The same of a segment with scales of its own.
 inline void read_segment(Format format, const uint8_t* src, int width, float* dst) {
-    read_segment(format, src, 0, width, dst);
+    read_segment(format, src, src, width, dst);
 }
 
 // A format of token blocks. block: the segment in the row of the block's first slot, rows `stride` bytes apart; src: the segment in

@@ -1,8 +1,8 @@
 #include "cache/row.h"
 
 #include <algorithm>
-#include <array>
 #include <span>
+#include <type_traits>
 
 #include "cache/formats.h"
 
@@ -16,69 +16,36 @@ std::span<const SegmentLayout> segments(const RowLayout& layout) {
     return {layout.segments, static_cast<size_t>(last.first_segment + last.n_segments)};
 }
 
+std::span<const SegmentLayout> segments(const RowLayout& layout, const GroupLayout& group) {
+    return {layout.segments + group.first_segment, static_cast<size_t>(group.n_segments)};
+}
+
 Format format_of(const SegmentLayout& s) { return static_cast<Format>(s.format); }
 
-// What segments add up to, in the order of a device, where 32 warps take turns (ops/cuda/rows/rows.cuh).
-class SegmentSums {
-public:
-    void add(const LevelSums& of) {
-        LevelSums& to = sums_[static_cast<size_t>(turn_++) % sums_.size()];
-        to = {to.xl + of.xl, to.ll + of.ll};
-    }
-    LevelSums total() {
-        for (size_t n = sums_.size() / 2; n > 0; n /= 2) {
-            for (size_t i = 0; i < n; i++) {
-                sums_[i] = {sums_[i].xl + sums_[i + n].xl, sums_[i].ll + sums_[i + n].ll};
+// A group whose segments are scaled by it.
+void write_scaled_group(std::span<const SegmentLayout> segments, const float* x, uint8_t* row) {
+    const auto write = [&](auto at) {
+        // f(a value of the type, segment) for those that have the scale
+        const auto each = [&](const auto& f) {
+            for (const SegmentLayout& s : segments) {
+                with_format(format_of(s), [&](auto of) {
+                    if constexpr (is_scaled_by_group<decltype(of)>) {
+                        if constexpr (decltype(of)::scale_at == decltype(at)::value) f(of, s);
+                    }
+                });
             }
-        }
-        return sums_[0];
-    }
-
-private:
-    std::array<LevelSums, row_strands> sums_{};
-    int turn_ = 0;
-};
-
-// Calls f with a value of the type of every segment's format, all of which are scaled by their row.
-template <class F>
-void for_scaled(std::span<const SegmentLayout> segments, F&& f) {
-    for (const SegmentLayout& s : segments) {
-        with_format(format_of(s), [&](auto of) {
-            if constexpr (is_scaled_by_row<decltype(of)>) f(of, s);
+        };
+        const uint8_t scale = group_scale<decltype(at)::value>(
+            [&](const auto& f) { each([&](auto of, const SegmentLayout& s) { f(of, x + s.column, s.width); }); });
+        each([&](auto of, const SegmentLayout& s) {
+            of.write(x + s.column, s.width, inverse_of(scale), row + s.offset);
         });
-    }
-}
-
-RowScales scales_of(std::span<const SegmentLayout> segments, const float* x) {
-    bool has_middle = false;
-    for_scaled(segments, [&](auto f, const SegmentLayout&) { has_middle = has_middle || fits_scale(f.bits, true); });
-    SegmentSums powers;
-    int n = 0;
-    float reach = 0.0f;
-    for_scaled(segments, [&](auto f, const SegmentLayout& s) {
-        const bool fits = fits_scale(f.bits, has_middle);
-        powers.add({fits ? power_of(x + s.column, s.width) : 0.0f, 0.0f});
-        n += fits ? s.width : 0;
-        if constexpr (!f.clips) reach = std::max(reach, f.reach(x + s.column, s.width));
-    });
-    RowScaleFit fit(powers.total().xl, n);
-    for (int k = 0; k < RowScaleFit::n_refine; k++) {
-        SegmentSums sums;
-        const float inverse = fit.inverse();
-        for_scaled(segments, [&](auto f, const SegmentLayout& s) {
-            sums.add(fits_scale(f.bits, has_middle) ? f.sums(x + s.column, s.width, inverse) : LevelSums{});
-        });
-        fit.refine(sums.total());
-    }
-    return {fit.stored(), half_ceil(reach)};
-}
-
-void write_scaled_row(std::span<const SegmentLayout> segments, const float* x, uint8_t* row) {
-    const RowScales scales = scales_of(segments, x);
-    scales.store(row);
-    for_scaled(segments, [&](auto f, const SegmentLayout& s) {
-        f.write(x + s.column, s.width, scales.inverse(f.clips), row + s.offset);
-    });
+        row[segments.front().scales + at] = scale;
+    };
+    write(std::integral_constant<int, 0>{});
+    write(std::integral_constant<int, 1>{});
+    write(std::integral_constant<int, 2>{});
+    write(std::integral_constant<int, 3>{});
 }
 
 }  // namespace
@@ -88,11 +55,11 @@ bool has_format(const RowLayout& layout, bool (*of)(Format)) {
     return std::ranges::any_of(segments(layout), [of](const SegmentLayout& s) { return of(format_of(s)); });
 }
 
-bool has_row_scale(const RowLayout& layout) { return has_format(layout, format_scaled_by_row); }
+bool has_group_scales(const RowLayout& layout) { return has_format(layout, format_scaled_by_group); }
 
 bool same_layout(const RowLayout& a, const RowLayout& b) {
     const auto same_segment = [](const SegmentLayout& s, const SegmentLayout& t) {
-        return s.format == t.format && s.width == t.width && s.offset == t.offset;
+        return s.format == t.format && s.width == t.width && s.offset == t.offset && s.scales == t.scales;
     };
     bool same = a.row_bytes == b.row_bytes && a.n_groups == b.n_groups;
     for (int g = 0; same && g < a.n_groups; g++) {
@@ -108,14 +75,21 @@ bool same_layout(const RowLayout& a, const RowLayout& b) {
 bool in_token_blocks(const RowLayout& layout) { return has_format(layout, format_in_token_blocks); }
 
 void write_row(const RowLayout& layout, const float* x, uint8_t* row) {
-    if (has_row_scale(layout)) return write_scaled_row(segments(layout), x, row);
-    for (const SegmentLayout& s : segments(layout)) {
-        write_segment(format_of(s), x + s.column, s.width, row + s.offset);
+    const bool is_scaled = has_group_scales(layout);
+    for (int g = 0; g < layout.n_groups; g++) {
+        const auto own = segments(layout, layout.groups[g]);
+        if (is_scaled && !own.empty()) {
+            write_scaled_group(own, x, row);
+            continue;
+        }
+        for (const SegmentLayout& s : own) write_segment(format_of(s), x + s.column, s.width, row + s.offset);
     }
 }
 
 void read_row(const RowLayout& layout, const uint8_t* row, float* x) {
-    for (const SegmentLayout& s : segments(layout)) read_segment(format_of(s), row, s.offset, s.width, x + s.column);
+    for (const SegmentLayout& s : segments(layout)) {
+        read_segment(format_of(s), row + s.offset, row + s.scales, s.width, x + s.column);
+    }
     for (int g = 0; g < layout.n_groups; g++) {
         const GroupLayout& group = layout.groups[g];
         std::fill(x + group.column + group.kept, x + group.column + group.width, 0.0f);

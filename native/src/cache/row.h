@@ -1,6 +1,6 @@
 // A row is what one token leaves in one tensor (K or V) of one layer: groups of channels, each cut in segments, each
-// segment in a format. A row is a list of segments, and in some formats their scales before them (formats/normal.h): every path, rank,
-// plan and region is one of these lists.
+// segment in a format. A row is a list of segments, and in some formats a group begins with their scales (formats/normal.h): every path,
+// rank, plan and region is one of these lists.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +16,7 @@ struct SegmentLayout {
     int32_t width;   // channels
     int32_t column;  // first channel, counted over the uncompressed vector of all groups
     int32_t offset;  // first byte in the row, a multiple of 4
+    int32_t scales;  // likewise of its scales: its own first byte, or its group's (formats/normal.h)
 };
 
 struct GroupLayout {
@@ -40,7 +41,7 @@ struct SegmentSpec {
 };
 
 // Owns what a RowLayout points at. Segments follow each other in the row without gaps, groups in order. Neighbours of one group in one
-// format that is scaled by its row become one segment.
+// format that is scaled by its group become one segment.
 class RowPlan {
 public:
     RowPlan() = default;
@@ -58,7 +59,7 @@ public:
     int row_bytes() const { return row_bytes_; }
 
 private:
-    void check_scale(Format format, const std::string& where);
+    void check_scales(Format format, const std::string& where) const;
     void append(Format format, int width, GroupLayout& group);
 
     std::vector<SegmentLayout> segments_;
@@ -70,8 +71,8 @@ private:
 // Whether a segment's format is one of those.
 bool has_format(const RowLayout& layout, bool (*of)(Format));
 
-// Whether the row begins with the scales of its segments.
-bool has_row_scale(const RowLayout& layout);
+// Whether groups begin with the scales of their segments.
+bool has_group_scales(const RowLayout& layout);
 
 // Whether both have the same segments in the same places.
 bool same_layout(const RowLayout& a, const RowLayout& b);
@@ -94,7 +95,7 @@ void read_slot(const RowLayout& layout, const uint8_t* rows, int64_t slot, float
 
 // Requantizes n_rows consecutive rows from one layout into another: channels that `from` does not keep become zeros, channels that `to`
 // does not keep are dropped. Both layouts have the same groups and widths. A segment that both store alike is copied bit
-// for bit; where the row has the scales, that is a row which both store alike. Throws std::invalid_argument when the groups differ.
+// for bit; where groups have the scales, that is a row which both store alike. Throws std::invalid_argument when the groups differ.
 void move_rows(const RowLayout& from, const uint8_t* src, const RowLayout& to, uint8_t* dst, int n_rows = 1);
 
 // The same for 32 rows wherever they lie, into a block. src: [32] rows, dst: [32, to.row_bytes].

@@ -17,14 +17,14 @@ Format format_of(const SegmentLayout& s) { return static_cast<Format>(s.format);
 }
 
 // Quantizing what was just dequantized may move a code: segments that both layouts store alike keep their bytes. Codes of another
-// row's scales mean other values.
+// group's scales mean other values.
 void copy_unchanged_segments(const RowLayout& from, const GroupLayout& a, const uint8_t* src, const RowLayout& to,
                              const GroupLayout& b, uint8_t* dst) {
     for (int i = 0; i < std::min(a.n_segments, b.n_segments); i++) {
         const SegmentLayout& s = from.segments[a.first_segment + i];
         const SegmentLayout& d = to.segments[b.first_segment + i];
         if (s.format == d.format && s.width == d.width && s.column == d.column &&
-            !format_in_token_blocks(format_of(d)) && !format_scaled_by_row(format_of(d))) {
+            !format_in_token_blocks(format_of(d)) && !format_scaled_by_group(format_of(d))) {
             std::copy_n(src + s.offset, format_bytes(format_of(s), s.width), dst + d.offset);
         }
     }
@@ -77,7 +77,8 @@ void read_slot(const RowLayout& layout, const uint8_t* rows, int64_t slot, float
                 read_token_block_segment(format_of(segment), block + segment.offset, layout.row_bytes,
                                          row + segment.offset, segment.width, x + segment.column);
             } else {
-                read_segment(format_of(segment), row, segment.offset, segment.width, x + segment.column);
+                read_segment(format_of(segment), row + segment.offset, row + segment.scales, segment.width,
+                             x + segment.column);
             }
         }
         std::fill(x + group.column + group.kept, x + group.column + group.width, 0.0f);
@@ -86,7 +87,7 @@ void read_slot(const RowLayout& layout, const uint8_t* rows, int64_t slot, float
 
 void move_rows(const RowLayout& from, const uint8_t* src, const RowLayout& to, uint8_t* dst, int n_rows) {
     check_same_channels(from, to);
-    if (has_row_scale(to) && same_layout(from, to)) {
+    if (has_group_scales(to) && same_layout(from, to)) {
         std::copy_n(src, static_cast<size_t>(n_rows) * static_cast<size_t>(to.row_bytes), dst);
         return;
     }

@@ -43,7 +43,7 @@ RowPlan::RowPlan(const std::vector<std::vector<SegmentSpec>>& groups) {
                 refuse("none segments only at the end of a group",
                        std::string(format_name(format)) + " after none" + at(g, s));
             } else {
-                check_scale(format, at(g, s));
+                check_scales(format, at(g, s));
                 append(format, width, group);
             }
             group.width += width;
@@ -56,14 +56,11 @@ RowPlan::RowPlan(const std::vector<std::vector<SegmentSpec>>& groups) {
     }
 }
 
-// The row has the scales, or each segment its own.
-void RowPlan::check_scale(Format format, const std::string& where) {
-    if (segments_.empty()) {
-        row_bytes_ = format_scaled_by_row(format) ? row_scale_bytes : 0;
-        return;
-    }
+// Groups have the scales, or each segment its own.
+void RowPlan::check_scales(Format format, const std::string& where) const {
+    if (segments_.empty()) return;
     const auto first = static_cast<Format>(segments_.front().format);
-    if (format_scaled_by_row(first) != format_scaled_by_row(format)) {
+    if (format_scaled_by_group(first) != format_scaled_by_group(format)) {
         refuse("formats n8 … n1 throughout a row, or none of them",
                std::string(format_name(first)) + " and " + format_name(format) + where);
     }
@@ -71,15 +68,21 @@ void RowPlan::check_scale(Format format, const std::string& where) {
 
 void RowPlan::append(Format format, int width, GroupLayout& group) {
     group.kept += width;
-    if (group.n_segments > 0 && format_scaled_by_row(format)) {
-        SegmentLayout& last = segments_.back();
-        if (last.format == static_cast<int32_t>(format)) {
-            last.width += width;
-            row_bytes_ = last.offset + format_bytes(format, last.width);
-            return;
+    int scales = row_bytes_;
+    if (format_scaled_by_group(format)) {
+        if (group.n_segments == 0) {
+            row_bytes_ += group_scale_bytes;
+        } else {
+            SegmentLayout& last = segments_.back();
+            if (last.format == static_cast<int32_t>(format)) {
+                last.width += width;
+                row_bytes_ = last.offset + format_bytes(format, last.width);
+                return;
+            }
+            scales = last.scales;
         }
     }
-    segments_.push_back({static_cast<int32_t>(format), width, width_, row_bytes_});
+    segments_.push_back({static_cast<int32_t>(format), width, width_, row_bytes_, scales});
     row_bytes_ += format_bytes(format, width);
     group.n_segments++;
 }

@@ -20,7 +20,8 @@ constexpr std::array optional_keys = {
     key::block_embedding_scale, key::block_attention_scale, key::block_residual_scale, key::block_logit_scale,
     key::block_logit_softcap,   key::block_expert_norm,     key::block_yarn_truncate,  key::block_attention_softcap,
     key::block_windows,         key::block_rope_bases,      key::block_rope_scaled,    key::block_value_norm,
-    key::block_value_of_key,    key::block_mixers,          key::block_output_gate,    key::block_gate};
+    key::block_value_of_key,    key::block_mixers,          key::block_output_gate,    key::block_gate,
+    key::block_norm_after_rope};
 
 template <typename Enum, size_t n>
 Enum need_word(const GgufFile& file, std::string_view key, const std::array<std::string_view, n>& words) {
@@ -144,6 +145,7 @@ BlockDescription described(const GgufFile& file, const HParams& h) {
         fail(key::block_activation, "expected swiglu_oai in a gated FFN; got a plain one");
     }
     block.output_gate = file.find_bool(key::block_output_gate).value_or(false);
+    block.norm_after_rope = file.find_bool(key::block_norm_after_rope).value_or(false);
     if (file.has(key::block_gate)) block.gate = need_word<Gate>(file, key::block_gate, schema::gate_words);
     read_layers(file, h, block);
     read_mixers(file, h, block);
@@ -243,6 +245,7 @@ BlockDescription of_stock(const GgufFile& file, const HParams& h) {
     }
     block.output_gate = stock.output_gate;
     block.gate = stock.gate;
+    block.norm_after_rope = stock.norm_after_rope;
     if (stock.mixer_period > 0) mix_by_recurrence(file, h, stock.mixer_period, block);
     if (stock.window_period > 0 && block.layers.front().window > 0) alternate(file, h, stock, block);
     share_rows(file, h, block);

@@ -101,14 +101,22 @@ Heads Projections::heads(ggml_tensor* x, int il) const {
         found.v = with_bias(ops_.held(ggml_rms_norm(ctx_, found.v, h_.norm_eps)), layer.attn_v_e_bias);
     }
     if (layer.attn_q_norm != nullptr) {
-        found.q = ops_.norm(found.q, layer.attn_q_norm, nullptr);
+        found.q = head_norm(found.q, layer.attn_q_norm);
     }
     found.q = tempered(found.q);
     found.q = ops_.held(rope(found.q, il));
+    if (h_.block.norm_after_rope && layer.attn_k_norm != nullptr) {
+        // RoPE leaves the mean square as it is. The weight of the keys' norm multiplies queries, which scores cannot tell apart.
+        found.q = ops_.held(ggml_mul(ctx_, ggml_mul(ctx_, found.q, layer.attn_q_norm), layer.attn_k_norm));
+    }
     if (found.k != nullptr && !raw) {
         found.k = finished(found.k, il);
     }
     return found;
+}
+
+ggml_tensor* Projections::head_norm(ggml_tensor* x, ggml_tensor* weight) const {
+    return h_.block.norm_after_rope ? ggml_rms_norm(ctx_, x, h_.norm_eps) : ops_.norm(x, weight, nullptr);
 }
 
 ggml_tensor* Projections::with_bias(ggml_tensor* x, ggml_tensor* bias) const {
@@ -123,7 +131,7 @@ ggml_tensor* Projections::normed_whole(ggml_tensor* x, ggml_tensor* weight, ggml
 ggml_tensor* Projections::finished(ggml_tensor* k, int il) const {
     const LayerWeights& layer = model_.layers()[static_cast<size_t>(il)];
     if (layer.attn_k_norm != nullptr) {
-        k = ops_.norm(k, layer.attn_k_norm, nullptr);
+        k = head_norm(k, layer.attn_k_norm);
     }
     return ops_.held(rope(k, il));
 }

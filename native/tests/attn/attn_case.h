@@ -265,7 +265,7 @@ private:
             const int kept = dropped >= width ? 0 : std::max(16, width - dropped);
             const int first = kept / 32 * 16;
             if (!shape_.uniform && first > 0 && kept - first > 0 && format_width_multiple(format) <= 16) {
-                segments.push_back({format_scaled_by_row(format) ? Format::n8 : Format::q8, first});
+                segments.push_back({format_scaled_by_group(format) ? Format::n8 : Format::q8, first});
                 segments.push_back({format, kept - first});
             } else if (kept > 0) {
                 segments.push_back({format, kept});

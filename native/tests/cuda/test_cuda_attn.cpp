@@ -35,7 +35,7 @@ constexpr double scaled_tolerance = 4e-3;
 std::map<std::string, double> largest;
 
 double tolerance_of(const AttnShape& s) {
-    if (lkv::format_scaled_by_row(s.k_formats.back()) || lkv::format_scaled_by_row(s.v_formats.back())) {
+    if (lkv::format_scaled_by_group(s.k_formats.back()) || lkv::format_scaled_by_group(s.v_formats.back())) {
         return scaled_tolerance;
     }
     bool f16 = !s.k_rebuild && !s.v_latent;
@@ -210,8 +210,10 @@ void samples() {
         {"decode", 1, 4, 1, 0, 0, false, Format::q8_0, 1, 200, 1, 0, 256},
         {"wide", 2, 6, 1, 0, 0, false, Format::q8_0, 3, 200},
         {"wide", 2, 6, 1, 0, 0, false, Format::q4_0, 5, 200, 2},
-        {"prefill", 2, 4, 1, 0, 0, false, Format::q8_0, 40, 40},
-        {"prefill", 2, 4, 1, 0, 0, false, Format::q4_0, 40, 40},
+        {"expand", 2, 4, 1, 0, 0, false, Format::q8_0, 40, 40},
+        {"expand", 2, 4, 1, 0, 0, false, Format::q4_0, 40, 140, 3},
+        {"prefill", 2, 4, 1, 0, 0, false, Format::q8_0, 40, 40, 1, 0, 96},
+        {"prefill", 2, 4, 1, 0, 0, false, Format::q4_0, 40, 40, 1, 0, 32},
         {"decode", 4, 2, 2, 128, 96, false, Format::q5},
         {"decode", 2, 4, 1, 64, 64, true, Format::q4},
         {"decode", 2, 4, 1, 64, 64, true, Format::q8, 1, 1500, 1, 1},
@@ -224,10 +226,12 @@ void samples() {
         {"mla", 4, 4, 4, 256, 192, false, Format::n4},
         {"mla", 4, 4, 4, 128, 192, false, Format::n6, 1, 300, 1, 1},
         {"mla", 4, 3, 4, 256, 128, false, Format::n3, 2},
+        {"mla", 4, 4, 4, 256, 192, false, Format::q4, 3, 300, 1, 2},  // 48 rows of a thread block
+        {"mla", 4, 4, 4, 128, 256, false, Format::q2, 8, 200},        // twice 64
         {"wide", 4, 4, 4, 256, 192, false, Format::n5},
         {"expand keys", 4, 4, 4, 320, 384, true, Format::n3},
         {"decode", 2, 4, 1, 0, 0, false, Format::n2, 1, 200, 3},
-        {"prefill", 2, 4, 1, 0, 0, false, Format::n4, 40, 40},
+        {"expand", 2, 4, 1, 0, 0, false, Format::n4, 40, 40},
         {"expand", 2, 4, 1, 64, 64, true, Format::n2, 70, 270},
         {"mla", 2, 5, 2, 64, 512, false, Format::f16},           // eight thread blocks merge a head's parts
         {"mla", 4, 2, 4, 64, 256, false, Format::q8, 2},         // a head has four rows, of two tokens
@@ -241,7 +245,7 @@ void samples() {
         {"wide", 16, 1, 16, 1280, 1536, false, Format::q8, 1, 70},
         {"direct", 2, 1, 2, 1088, 1088, false, Format::q8, 20, 40},
         {"direct", 2, 4, 1, 64, 64, true, Format::q8, 3, 40, 1, 0, 192},
-        {"prefill", 2, 4, 1, 0, 0, false, Format::q4, 40, 40},
+        {"prefill", 2, 4, 1, 0, 0, false, Format::q4, 40, 40, 1, 0, 80},
         {"prefill", 2, 4, 2, 192, 128, false, Format::f16, 40, 40},
         {"expand keys", 4, 4, 4, 320, 384, true, Format::q4},
         {"expand keys", 8, 3, 8, 512, 320, true, Format::q8, 2, 300},
@@ -1225,7 +1229,7 @@ void rows() {
     int64_t total = 0;
     for (const Format format : lkv::all_formats) {
         if (lkv::format_in_token_blocks(format)) continue;  // see block_rows
-        const Format first = lkv::format_scaled_by_row(format) ? Format::n8 : Format::q8;
+        const Format first = lkv::format_scaled_by_group(format) ? Format::n8 : Format::q8;
         const RowPlan plan({{{first, 64}, {format, 96}, {Format::none, 32}}, {{format, 64}}, {{format, 256}}});
         const RowLayout row = plan.view();
         const std::vector<float> x = rows_of_values(n, row.width, random);

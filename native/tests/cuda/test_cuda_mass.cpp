@@ -25,7 +25,7 @@ constexpr double scaled_tolerance = 4e-3;     // and the offset of codes that a 
 
 double tolerance_of(const lkv::LatentAttnParams& p) {
     bool is_scaled = false;
-    for (int r = 0; r < p.n_regions; r++) is_scaled = is_scaled || lkv::has_row_scale(p.regions[r].k);
+    for (int r = 0; r < p.n_regions; r++) is_scaled = is_scaled || lkv::has_group_scales(p.regions[r].k);
     return is_scaled ? scaled_tolerance : rounded_tolerance;
 }
 constexpr int layer = 3;

@@ -83,11 +83,11 @@ def choose(model: _core.Model, budget: KvBudget | str, **options: Any) -> Alloca
     penalty, prices = master["drop_penalty"], _prices(master, asked)
     caches = {name: model.forecast(n_ctx, **_exact(name, asked)) for name in prices}
     least = next(iter(caches.values()))
-    scale = _row_scale_bytes(master["formats"][0])
+    scales = _scale_bytes(master["formats"][0])
     groups = [
         (table,)
         for side in SIDES
-        for table in _tables(master[side], _group_slots(model, least, side), _scales(model, side, scale))
+        for table in _tables(master[side], _group_slots(model, least, side), scales)
     ]
     nats = partial(forecast, master)
     exact, chosen = allocate_beside(groups, _rooms(caches, budget), prices, nats, penalty)
@@ -159,28 +159,21 @@ def _group_slots(model: _core.Model, cache: Mapping[str, Any], side: str) -> lis
     return [n_slots for n_slots, layer in pairs for _ in layer[side]["segments"]]
 
 
-def _row_scale_bytes(fmt: str) -> int:
-    """Before the segments of a row in formats like this one, whose scale they share; else 0."""
+def _scale_bytes(fmt: str) -> int:
+    """Before the segments of a group in formats like this one, if they share scales; else 0."""
     from latentkv import _core
 
     return _core.row_bytes([[(fmt, 32)]]) - _core.format_bytes(fmt, 32)
 
 
-def _scales(model: _core.Model, side: str, n_bytes: int) -> list[int]:
-    """What a row has before the segments of every layer and group: n_bytes before the first group's."""
-    return [
-        0 if index else n_bytes for layer in model.layers for index in range(len(layer[side]["segments"]))
-    ]
-
-
-def _tables(side: Mapping[str, Any], n_slots: list[int], scales: list[int]) -> list[Table]:
-    """One per layer and group, bytes of all its slots. A group's first segment pays for the row's scale."""
+def _tables(side: Mapping[str, Any], n_slots: list[int], scales: int) -> list[Table]:
+    """One per layer and group, bytes of all its slots. scales: bytes before a group's first segment."""
     ends = np.cumsum(side["segments"])[:-1]
     cuts = np.split(side["bytes"], ends), np.split(side["distortion"], ends)
     tables = []
-    for cost, distortion, n, scale in zip(*cuts, n_slots, scales, strict=True):
+    for cost, distortion, n in zip(*cuts, n_slots, strict=True):
         whole = cost.copy()
-        whole[0, :-1] += scale
+        whole[0, :-1] += scales
         tables.append(Table(whole * n, distortion))
     return tables
 

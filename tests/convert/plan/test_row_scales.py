@@ -1,4 +1,4 @@
-"""Rows with one scale: what the converter forecasts is what the runtime stores, and budgets hold."""
+"""Rows whose groups begin with scales: the converter forecasts what the runtime stores, and budgets hold."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import reference
 import torch
-from both import core, run
+from both import core, distance, run
 from test_waterfill import prepared
 
 from conftest import keys
@@ -36,8 +36,8 @@ def rows(n: int = 200) -> np.ndarray:
     return x.astype(np.float32)
 
 
-def segments(groups: Any) -> list[tuple[int, str]]:
-    return [(width, name) for group in groups for name, width in group]
+def segments(groups: Any) -> list[list[tuple[int, str]]]:
+    return [[(width, name) for name, width in group] for group in groups]
 
 
 @pytest.mark.parametrize("groups", [ROW, ((("n2", 64), ("n1", 224)),), ((("n4", 288),),)], ids=str)
@@ -55,9 +55,10 @@ def test_rows_are_the_runtimes(groups: Any) -> None:
 
 def test_coarse_segments_do_not_spoil_the_scale_of_fine_ones() -> None:
     x = rows()[1:]
-    fine = quantizer.stored_rows(torch.from_numpy(x[:, :128]), [(128, "n4")]).numpy()
-    both = quantizer.stored_rows(torch.from_numpy(x), [(128, "n4"), (160, "n1")]).numpy()
-    assert np.array_equal(both[:, :128], fine)
+    fine = quantizer.stored_rows(torch.from_numpy(x[:, :128]), [[(128, "n4")]]).numpy()
+    for others in ([[(128, "n4"), (96, "n2"), (64, "n1")]], [[(128, "n4")], [(160, "n4")]]):
+        both = quantizer.stored_rows(torch.from_numpy(x), others).numpy()
+        assert np.array_equal(both[:, :128], fine)
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +131,28 @@ def test_a_master_is_planned_anew_within_its_budget(demo: Path, calib: Path, tmp
         n_slots = cache["regions"][-1]["slots"]
         total = share * n_slots * (cache["f16_per_token"] + 12)
         assert total - 32 * n_slots < cache["total"] <= total
+
+
+@pytest.mark.parametrize("prefer", ["speed", "size"])
+def test_every_group_has_scales(prefer: str, demo: Path, calib: Path, tmp_path: Path) -> None:
+    """Rows of several groups: as many bytes as planned, and fused operations read what stock ones do."""
+    path = tmp_path / "groups.gguf"
+    text = ["--calib", str(calib), "--calib-window", "384", "--recent", "48", "--scales", "row"]
+    model = run(demo, path, "--prefer", prefer, "--group", "1", *text)
+    groups = [group for layer in model.layers for side in "kv" for group in layer[side]["formats"]]
+    assert len(groups) > 2 * len(model.layers)
+    assert {name[0] for group in groups for name in group} == {"n"}
+    report = json.loads((tmp_path / "groups.report.json").read_text())
+    assert model.forecast(32768)["total"] == report["cache"]["bytes"]
+    ids = list(range(5, 205))
+    whole, stock = (
+        core.Session(model, n_ctx=256, n_threads=1, **options)
+        for options in ({}, {"implementation": "reference"})
+    )
+    assert distance(whole.decode(ids, output="all"), stock.decode(ids, output="all")) < 1e-2
+    again = core.Session(model, n_ctx=256, n_threads=1)
+    again.set_state(whole.state_bytes())
+    assert np.array_equal(again.decode([7], output="last"), whole.decode([7], output="last"))
 
 
 def test_a_width_beside_one_scale_is_refused(planned: Any, demo: Path, calib: Path) -> None:

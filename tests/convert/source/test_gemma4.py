@@ -148,13 +148,15 @@ def test_one_row_loses_less_at_the_same_budget(tiny: Tiny, calib: Path, tmp_path
     checkpoint, ids = tiny("gemma4", **ERF), token_ids()
     expected = expected_logits(checkpoint, ids)
     found = {}
-    for name, words in (("two", []), ("one", ["--one-row"])):
+    cases = {"two": [], "one": ["--one-row"], "scaled": ["--one-row", "--scales", "row"]}
+    for name, words in cases.items():
         options = ["--kv-budget", "30%", "--prefer", "size", *words, *TEXT, "--recent", "0", "--sink", "0"]
         model = run(checkpoint, tmp_path / f"{name}.gguf", *options, "--calib", str(calib))
         live = session(model, kv="")
         found[name] = distance(live.decode(ids, output="all"), expected), live.kv_bytes()["total"]
-    assert found["one"][1] < 1.1 * found["two"][1]  # of one budget
-    assert found["one"][0] < found["two"][0]
+    for name in ("one", "scaled"):
+        assert found[name][1] < 1.1 * found["two"][1]  # of one budget
+        assert found[name][0] < found["two"][0]
 
 
 def test_keys_of_rows_that_hold_no_v(tiny: Tiny, calib: Path, tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ class BlockSpec:
     value_of_key: bool = False  # V of a layer without attn_v is what attn_k makes
     mixers: tuple[str, ...] | None = None  # per layer, what mixes tokens; None: attention in all
     gate: str = "none"  # of attention's output, made by attn_gate: of every head, or of each number
+    norm_after_rope: bool = False  # heads of Q and K are normed behind RoPE, not before
     output_gate: bool = False  # attn_q has a gate of as many rows behind each head; see docs/gguf.md
 
     def said(self) -> dict[str, Any]:

@@ -9,10 +9,10 @@
 //   code(src, i)            code of channel i;   value = code · scale + offset
 //   codes(src, chunk)       codes of 16 channels in two vectors (host)
 //
-// A format whose segments are scaled by their row (normal.h) says so with scaled_by_row, and has instead
+// A format whose segments are scaled by their group (normal.h) says so with scaled_by_group. Its affine() reads the group from its
+// first byte, and instead it has
 //
-//   write(x, width, inverse, dst)   inverse: of the format's scale in the row
-//   affine(row)                     row: from its first byte
+//   write(x, width, inverse, dst)   inverse: of the format's scale in the group
 #pragma once
 
 #include <cstdint>
@@ -24,9 +24,9 @@
 
 namespace lkv {
 
-// Whether a row of such segments begins with their scales.
+// Whether a group of such segments begins with their scales.
 template <class F>
-constexpr bool is_scaled_by_row = requires { F::scaled_by_row; };
+constexpr bool is_scaled_by_group = requires { F::scaled_by_group; };
 
 constexpr int chunk_width = 16;  // channels that are packed and unpacked together
 
@@ -34,16 +34,6 @@ struct Affine {
     float scale;
     float offset;
 };
-
-// row: from its first byte; offset: of the segment
-template <class F>
-LKV_HD Affine affine_of(const uint8_t* row, int offset, int block) {
-    if constexpr (is_scaled_by_row<F>) {
-        return F::affine(row);
-    } else {
-        return F::affine(row + offset, block);
-    }
-}
 
 // On a device a warp writes one segment: lane l takes elements (chunks, blocks) l, l + 32, …
 // Sums come together in the order of the host's two vectors, so that both write the same bytes: lane l takes elements l % 16,

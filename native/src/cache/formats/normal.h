@@ -1,11 +1,13 @@
-// n8 … n1: codes alone, of rows whose segments share two scales.   value = scale · level
+// n8 … n1: codes alone, of groups whose segments share scales.   value = scale · level
 //
-// Such a row begins with a word, and its segments follow:
+// Such a group begins with a word, and its segments follow:
 //
-//   byte 0 … 1     scale of segments in n5 … n1, f16 >= 0
-//   byte 2 … 3     scale of those in n8 and n6, f16 >= 0
+//   byte 0         scale of segments in n1
+//   byte 1         scale of those in n2
+//   byte 2         scale of those in n5, n4 and n3
+//   byte 3         scale of those in n8 and n6
 //
-// A scale that no segment has is 0.
+// A scale is the upper byte of an f16 that is not negative, without its sign: byte << 7 (1/16 to 1/8 apart). One that no segment has is 0.
 //
 // A segment:
 //
@@ -15,12 +17,13 @@
 //
 // Levels are evenly apart, by the step of least squared error for a normal distribution of standard deviation 1 (Max 1960): what a
 // channel has that the converter divided by its spread and rotated. level = step · code + bottom. Levels of 2 bits that are not
-// evenly apart would have 0.1175 of the power as their error instead of 0.1188, and every kernel would have to look them up.
+// evenly apart would have 0.1175 of the power as their error instead of 0.1188, and every kernel would have to look them up. A step has
+// seven bits, so that its product with a scale is exact in f16.
 //
 // The scale of n8 and n6 is the smallest at which none of their values is clipped: few channels have these formats, and a clipped one
-// costs more than all their rounding. The other scale starts at the root mean square of the channels in n5 … n3 (where there are none,
-// of those in n2 and n1, which would pull it from what more bits need). Twice the nearest levels are chosen for these channels and the
-// scale follows by least squares; neither step can raise the squared error. Codes are chosen for the scale as stored.
+// costs more than all their rounding. The others start at the root mean square of their channels. Twice the nearest levels are chosen and
+// the scale follows by least squares; neither step can raise the squared error. One and two bits would pull it from what more bits need,
+// so they have their own. Codes are chosen for the scale as stored.
 #pragma once
 
 #include <cmath>
@@ -29,8 +32,25 @@
 
 namespace lkv {
 
-constexpr int row_scale_bytes = 4;  // of both
-constexpr int row_strands = 32;     // sums that segments add to in turn, then halves to halves
+constexpr int group_scale_bytes = 4;  // a byte each
+
+// A scale as a byte, and as it is read.
+LKV_HD inline uint16_t half_of_scale(uint8_t scale) { return static_cast<uint16_t>(scale << 7); }
+LKV_HD inline float scale_from_byte(uint8_t scale) { return half_to_float(half_of_scale(scale)); }
+
+// half: not negative; up: what is added to the seven bits that go. Saturating.
+LKV_HD inline uint8_t byte_of_scale(uint16_t half, int up) {
+    const int byte = (half + up) >> 7;
+    return static_cast<uint8_t>(byte < 0xf7 ? byte : 0xf7);
+}
+LKV_HD inline uint8_t nearest_scale(float x) { return byte_of_scale(half_saturate(x), 0x40); }
+LKV_HD inline uint8_t scale_above(float x) { return byte_of_scale(half_ceil(x), 0x7f); }
+
+LKV_HD constexpr float normal_step(int bits) {
+    constexpr float step[9] = {0.0f,           102.0f / 64.0f,   128.0f / 128.0f,  75.0f / 128.0f,  86.0f / 256.0f,
+                               96.0f / 512.0f, 107.0f / 1024.0f, 116.0f / 2048.0f, 126.0f / 4096.0f};
+    return step[bits];
+}
 
 // Sums over channels: of x · level and of level².
 struct LevelSums {
@@ -38,13 +58,13 @@ struct LevelSums {
     float ll;
 };
 
-// The scale of n5 … n1, from sums over the channels that it is fitted to.
-class RowScaleFit {
+// A scale from sums over the channels that it is fitted to.
+class ScaleFit {
 public:
     static constexpr int n_refine = 2;
 
     // power: Σ x² of n channels
-    LKV_HD RowScaleFit(float power, int n) : scale_(n > 0 ? sqrtf(power / static_cast<float>(n)) : 0.0f) {}
+    LKV_HD ScaleFit(float power, int n) : scale_(n > 0 ? sqrtf(power / static_cast<float>(n)) : 0.0f) {}
 
     // 1 / scale, or 0 where squares would leave float's range.
     LKV_HD float inverse() const { return fits() ? 1.0f / scale_ : 0.0f; }
@@ -54,30 +74,13 @@ public:
         if (fits() && sums.xl > 0.0f && sums.ll > 0.0f) scale_ = sums.xl / sums.ll;
     }
 
-    LKV_HD uint16_t stored() const { return half_saturate(scale_); }
+    LKV_HD uint8_t stored() const { return nearest_scale(scale_); }
 
 private:
     LKV_HD bool fits() const { return scale_ > 1e-12f && scale_ < 1e12f; }
 
     float scale_;
 };
-
-// A row's first word.
-struct RowScales {
-    uint16_t clipping;  // of n5 … n1
-    uint16_t whole;     // of n8 and n6
-
-    LKV_HD void store(uint8_t* row) const {
-        store_u16(row, clipping);
-        store_u16(row + sizeof clipping, whole);
-    }
-    // 1 / the scale as stored: what codes are chosen for.
-    LKV_HD float inverse(bool clips) const {
-        const float of = half_to_float(clips ? clipping : whole);
-        return of > 0.0f ? 1.0f / of : 0.0f;
-    }
-};
-static_assert(sizeof(RowScales) == row_scale_bytes);
 
 // Σ x² of a segment. On a device by a warp.
 LKV_HD inline float power_of(const float* x, int width) {
@@ -102,21 +105,20 @@ struct NormalFormat {
     static constexpr int width_multiple = chunk_width;
     static constexpr int block = 0;
     static constexpr bool quantized = true;
-    static constexpr bool scaled_by_row = true;
+    static constexpr bool scaled_by_group = true;
     using Codes = Planes<Bits>;
 
     static constexpr int bits = Bits;
-    static constexpr bool clips = Bits < 6;
-    static constexpr int scale_at = clips ? 0 : 2;
-    static constexpr float step = gaussian_step(Bits);
+    static constexpr int scale_at = Bits >= 6 ? 3 : (Bits >= 3 ? 2 : Bits - 1);  // byte of the group
+    static constexpr float step = normal_step(Bits);
     static constexpr float z = 0.5f * Codes::levels;
     static constexpr float bottom = -z * step;
 
     LKV_HD static constexpr int bytes(int width) { return round_up_to_word(width / chunk_width * Codes::chunk_bytes); }
 
-    // row: the whole row, from its first byte.
-    LKV_HD static Affine affine(const uint8_t* row) {
-        const float scale = load_half(row + scale_at);
+    // group: from its first byte
+    LKV_HD static Affine affine(const uint8_t* group, int /*block*/) {
+        const float scale = scale_from_byte(group[scale_at]);
         return {scale * step, scale * bottom};
     }
 
@@ -198,7 +200,38 @@ private:
 #endif
 };
 
-// Which segments of a row the scale of n5 … n1 is fitted to: has_middle, whether one of them has 3 to 5 bits.
-LKV_HD constexpr bool fits_scale(int bits, bool has_middle) { return has_middle ? bits >= 3 && bits <= 5 : bits <= 2; }
+// The scale at byte At of a group. each(f) calls f(a value of a segment's type, its x, its width) for all segments that have it, in their
+// order. On a device by a warp.
+template <int At, class Each>
+LKV_HD uint8_t group_scale(Each&& each) {
+    if constexpr (At == NormalFormat<8>::scale_at) {
+        float reach = 0.0f;
+        each([&](auto f, const float* x, int width) {
+            const float of = f.reach(x, width);
+            reach = of > reach ? of : reach;
+        });
+        return scale_above(reach);
+    } else {
+        float power = 0.0f;
+        int n = 0;
+        each([&](auto /*f*/, const float* x, int width) {
+            power += power_of(x, width);
+            n += width;
+        });
+        ScaleFit fit(power, n);
+        for (int k = 0; k < ScaleFit::n_refine; k++) {
+            LevelSums sums{};
+            each([&](auto f, const float* x, int width) {
+                const LevelSums of = f.sums(x, width, fit.inverse());
+                sums = {sums.xl + of.xl, sums.ll + of.ll};
+            });
+            fit.refine(sums);
+        }
+        return fit.stored();
+    }
+}
+
+// What codes are chosen for.
+LKV_HD inline float inverse_of(uint8_t scale) { return scale > 0 ? 1.0f / scale_from_byte(scale) : 0.0f; }
 
 }  // namespace lkv

@@ -109,7 +109,7 @@ RegionRows Rows::make_region(std::string name, int n_slots, const std::optional<
             region.bytes[side] += bytes;
         }
         if (layer_spec(il).is_mla()) {
-            if (has_row_scale(layer.layout[1])) {
+            if (has_group_scales(layer.layout[1])) {
                 fail("kv",
                      "expected a format whose segments have scales of their own, as q4, for rows that are keys and ",
                      "values in one (MLA); got one of n8 … n1 in ", region.name);

@@ -94,7 +94,7 @@ void check_scales(std::string_view where, const std::vector<std::vector<Format>>
     for (const std::vector<Format>& group : plan) {
         for (const Format format : group) {
             if (format == Format::none) continue;
-            if (first && format_scaled_by_row(*first) != format_scaled_by_row(format)) {
+            if (first && format_scaled_by_group(*first) != format_scaled_by_group(format)) {
                 fail(where, "expected formats n8 … n1 throughout a row, or none of them; got ", format_name(*first),
                      " and ", format_name(format));
             }
@@ -242,7 +242,7 @@ void check_turned(const MlaSizes& sizes, const CacheSpec& spec) {
         const std::vector<Format>& formats = layer.v.formats->front();
         if (formats[n - 1] == Format::none) fail(key::v_segment_formats, "expected turned channels stored; got none");
         for (const Format format : formats) {
-            if (!format_scaled_by_row(format)) continue;
+            if (!format_scaled_by_group(format)) continue;
             fail(key::v_segment_formats, "expected formats whose segments have scales of their own with MLA; got ",
                  format_name(format));
         }

@@ -35,8 +35,8 @@ std::vector<Format> read_formats(const GgufFile& file) {
         fail(key::budget_formats, "expected one stored format or more, then none; got ", formats.size(), " formats",
              none == formats.end() ? " without none" : "");
     }
-    const auto scaled = std::find_if(formats.begin(), none, format_scaled_by_row);
-    const auto other = std::find_if_not(formats.begin(), none, format_scaled_by_row);
+    const auto scaled = std::find_if(formats.begin(), none, format_scaled_by_group);
+    const auto other = std::find_if_not(formats.begin(), none, format_scaled_by_group);
     if (scaled != none && other != none) {
         fail(key::budget_formats, "expected formats n8 … n1, which make rows of their own kind, or none of them; got ",
              format_name(*scaled), " and ", format_name(*other));

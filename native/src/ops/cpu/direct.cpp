@@ -34,6 +34,7 @@ LKV_INLINE f32x8 row_sums(const f32x8 (&v)[8]) {
 struct Segment {
     const TileRows& rows;
     int offset;  // of the segment in a row
+    int scales;  // likewise of its scales
     int width;
     int first;  // channel of the group
 
@@ -50,7 +51,7 @@ struct TileAffine {
 
     TileAffine(const Segment& segment, int block) {
         for (int s = 0; s < tile_slots; s++) {
-            const Affine a = affine_of<F>(segment.rows.slot[s], segment.offset, block);
+            const Affine a = F::affine(segment.rows.slot[s] + segment.scales, block);
             scale[s] = a.scale;
             offset[s] = a.offset;
         }
@@ -289,7 +290,7 @@ void for_segments(const RowLayout& layout, const GroupLayout& group, const TileR
                   Call call) {
     for (int i = group.first_segment; i < group.first_segment + group.n_segments; i++) {
         const SegmentLayout& s = layout.segments[i];
-        call(static_cast<Format>(s.format), Segment{rows, s.offset, s.width, s.column - group.column, ahead});
+        call(static_cast<Format>(s.format), Segment{rows, s.offset, s.scales, s.width, s.column - group.column, ahead});
     }
 }
 

@@ -26,9 +26,11 @@ constexpr int chunks_per_block(int width) {
     return F::block > 0 ? F::block / chunk_width : std::max(1, width / chunk_width);
 }
 
-// rows: [64], each with the segment `offset` bytes in it. dst: channel 0 of the segment, panels `panel` floats apart.
+// rows: [64]. dst: channel 0 of the segment, panels `panel` floats apart.
 template <class F>
-void segment_by_channel(const uint8_t* const* rows, int offset, int width, float* dst, ptrdiff_t panel) {
+void segment_by_channel(const uint8_t* const* rows, const SegmentLayout& segment, float* dst, ptrdiff_t panel) {
+    const int offset = segment.offset;
+    const int width = segment.width;
     const int n_chunks = width / chunk_width;
     for (int s0 = 0; s0 < tile_slots; s0 += lanes) {
         float* out = dst + s0 / panel_width * panel + s0 % panel_width;
@@ -38,7 +40,7 @@ void segment_by_channel(const uint8_t* const* rows, int offset, int width, float
             f32x8 hi[lanes];
             for (int s = 0; s < lanes; s++) {
                 if (chunk % chunks_per_block<F>(width) == 0) {
-                    a[s] = affine_of<F>(rows[s0 + s], offset, chunk / chunks_per_block<F>(width));
+                    a[s] = F::affine(rows[s0 + s] + segment.scales, chunk / chunks_per_block<F>(width));
                 }
                 const f32x16 v = values<F>(rows[s0 + s] + offset, chunk, a[s]);
                 lo[s] = v.lo;
@@ -59,14 +61,16 @@ void segment_by_channel(const uint8_t* const* rows, int offset, int width, float
 
 // dst: channel `first` of the group is the segment's first.
 template <class F>
-void segment_by_slot(const uint8_t* const* rows, int offset, int width, int first, float* dst) {
+void segment_by_slot(const uint8_t* const* rows, const SegmentLayout& segment, int first, float* dst) {
+    const int offset = segment.offset;
+    const int width = segment.width;
     const bool aligned = first % panel_width == 0;
     const int n_chunks = aligned ? width / chunk_width : 0;
     for (int s = 0; s < tile_slots; s++) {
         Affine a{};
         for (int chunk = 0; chunk < n_chunks; chunk++) {
             if (chunk % chunks_per_block<F>(width) == 0) {
-                a = affine_of<F>(rows[s], offset, chunk / chunks_per_block<F>(width));
+                a = F::affine(rows[s] + segment.scales, chunk / chunks_per_block<F>(width));
             }
             const f32x16 v = values<F>(rows[s] + offset, chunk, a);
             float* out = dst + ((first / panel_width + chunk) * tile_slots + s) * panel_width;
@@ -74,7 +78,7 @@ void segment_by_slot(const uint8_t* const* rows, int offset, int width, int firs
             store8(out + lanes, v.hi);
         }
         for (int i = n_chunks * chunk_width; i < width; i++) {
-            const Affine b = affine_of<F>(rows[s], offset, F::block > 0 ? i / F::block : 0);
+            const Affine b = F::affine(rows[s] + segment.scales, F::block > 0 ? i / F::block : 0);
             const int c = first + i;
             dst[(c / panel_width * tile_slots + s) * panel_width + c % panel_width] =
                 F::code(rows[s] + offset, i) * b.scale + b.offset;
@@ -129,9 +133,8 @@ void load_by_channel(const RowLayout& layout, const GroupLayout& group, const Ti
             });
             continue;
         }
-        with_format(static_cast<Format>(segment.format), [&](auto f) {
-            segment_by_channel<decltype(f)>(rows.slot, segment.offset, segment.width, out, panel);
-        });
+        with_format(static_cast<Format>(segment.format),
+                    [&](auto f) { segment_by_channel<decltype(f)>(rows.slot, segment, out, panel); });
     }
 }
 
@@ -143,7 +146,7 @@ void load_by_slot(const RowLayout& layout, const GroupLayout& group, const TileR
     for (int i = group.first_segment; i < group.first_segment + group.n_segments; i++) {
         const SegmentLayout& segment = layout.segments[i];
         with_format(static_cast<Format>(segment.format), [&](auto f) {
-            segment_by_slot<decltype(f)>(rows.slot, segment.offset, segment.width, segment.column - group.column, dst);
+            segment_by_slot<decltype(f)>(rows.slot, segment, segment.column - group.column, dst);
         });
     }
 }

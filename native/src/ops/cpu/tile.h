@@ -88,11 +88,6 @@ struct TileRows {
     }
 };
 
-// The scales at byte `at` of rows that have them. scales: [64]
-inline void row_scales(const TileRows& rows, int at, float* scales) {
-    for (int s = 0; s < tile_slots; s++) scales[s] = load_half(rows.slot[s] + at);
-}
-
 // Prefetches, front to back, the bytes that the next tile will read, as many as are being read now. Heads pick 64 to 128
 // bytes out of each row, so the processor sees strides, guesses nothing and waits; memory wants the rows in order.
 class ReadAhead {

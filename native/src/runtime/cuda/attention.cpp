@@ -109,6 +109,7 @@ const Plan* Attention::plan(const AttentionNode& node, bool full, bool apart) {
     // Full rows are attended to by a thread block a KV head, two of them on a multiprocessor; six more for what begins anywhere. 8B at 14 %,
     // depth 4096: 3.84, 3.87, 3.45 and 3.43 ms a step with 4, 6, 10 and 16 left free.
     Request request{p, capacity, device_};
+    request.windows = full;
     if (!full && node.full && p.n_tokens <= small_batch) request.beside = (p.n_kv + 1) / 2 + 6;
     Plan plan;
     std::string refusals;

@@ -140,8 +140,7 @@ def tables(
         (moved(cached.rows[:, block]).double() @ moved(basis.down)).float()
         for block, basis in zip(blocks, bases, strict=True)
     ]
-    one_scale = sizes.has_row_scale(formats)
-    scales = row_scales(latents, plan.segments[0], formats) if one_scale else {}
+    shares = sizes.has_group_scales(formats)
     found = []
     for index, (basis, block, latent) in enumerate(zip(bases, blocks, latents, strict=True)):
         fisher = cached.fisher[block, block]
@@ -150,6 +149,7 @@ def tables(
         up = moved(basis.up)
         metric = up @ moved(fisher) @ up.T
         widths = plan.segments[index]
+        scales = group_scales(latent, widths, formats) if shares else {}
         columns, at = [], 0
         for part, n_segments in runs(widths):
             here = {name: scale[at : at + n_segments] for name, scale in scales.items()}
@@ -159,8 +159,8 @@ def tables(
         # as a master file holds them: the same plan there
         kept = distortion.clamp_min(0).float().double().cpu().numpy()
         cost = np.array([[sizes.segment_bytes(fmt, n) for fmt in formats] for n in widths])
-        if one_scale and index == 0:
-            cost[0] += sizes.row_scale_bytes()  # a row has its first segment at least
+        if shares:
+            cost[0] += sizes.group_scale_bytes()  # a group has its first segment at least
         found.append(Table(cost, kept))
     return found
 
@@ -174,18 +174,16 @@ def importance(cached: CachedRows, fisher: F64, heads: slice, head_dim: int) -> 
     return np.asarray(weight / weight.mean(), dtype=np.float64)
 
 
-def row_scales(latents: Sequence[Tensor], widths: Sequence[int], formats: Sequence[str]) -> dict[str, Tensor]:
-    """Scales [segments, n, 1] of rows by format, as far as they are known before formats are chosen: with
-    spanning ones for all segments up to this, with fitted ones for the leading half of the row."""
+def group_scales(latent: Tensor, widths: Sequence[int], formats: Sequence[str]) -> dict[str, Tensor]:
+    """Scales [segments, n, 1] by format, as far as they are known before formats are chosen: with spanning
+    ones for all segments up to this, with fitted ones for the leading half of the group."""
     import torch
 
     from ..rows import quantizer
 
-    peaks = [
-        torch.stack([part.abs().amax(1, keepdim=True) for part in each.split(widths, 1)]) for each in latents
-    ]
-    spans = torch.stack(peaks).amax(0).cummax(0).values
-    leading = torch.cat([each[:, : max(1, each.shape[1] // 2)] for each in latents], 1)
+    peaks = torch.stack([part.abs().amax(1, keepdim=True) for part in latent.split(widths, 1)])
+    spans = peaks.cummax(0).values
+    leading = latent[:, : max(1, latent.shape[1] // 2)]
     power = leading.square().mean(1, keepdim=True).sqrt().expand_as(spans)
     stored = [name for name in formats if name != "none"]
     return {
@@ -202,7 +200,7 @@ def _nats(
     scales: Mapping[str, Tensor],
 ) -> Tensor:
     """[segments, formats] f64 of latent [n, segments · width], metric of both sides' channels. scales
-    [segments, n, 1]: of whole rows, by format; none where segments have their own."""
+    [segments, n, 1]: of the group, by format; none where segments have their own."""
     import torch
 
     from ..rows import quantizer

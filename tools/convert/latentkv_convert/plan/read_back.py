@@ -137,10 +137,12 @@ class Replaced:
         from ..rows import quantizer
 
         assert self.plan.formats is not None
-        groups = zip(self.plan.segments, self.plan.formats, strict=True)
-        segments = [pair for group in groups for pair in zip(*group, strict=True)]
-        if sizes.has_row_scale(name for _, name in segments):
-            return quantizer.stored_rows(latent, segments)
+        groups = [
+            tuple(zip(*group, strict=True)) for group in zip(self.plan.segments, self.plan.formats, strict=True)
+        ]
+        segments = [segment for group in groups for segment in group]
+        if sizes.has_group_scales(name for _, name in segments):
+            return quantizer.stored_rows(latent, groups)
         pieces, begin = [], 0
         for (width, name), same in itertools.groupby(segments):
             n = len(list(same))

@@ -8,16 +8,21 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .sizes import has_row_scale
+from .sizes import has_group_scales
 
 # Optimal step of a uniform quantizer with 2^b levels for a Gaussian of standard deviation 1 (Max 1960).
 GAUSSIAN_STEP = {1: 1.5958, 2: 0.9957, 3: 0.5860, 4: 0.3352, 5: 0.1881, 6: 0.1041, 8: 0.0308}
+# The same in n8 … n1, in seven bits.
+NORMAL_STEP = {
+    1: 102 / 64, 2: 1.0, 3: 75 / 128, 4: 86 / 256, 5: 96 / 512, 6: 107 / 1024, 8: 126 / 4096,
+}  # fmt: skip
 MAX_FITTED_BITS = 4
 _N_REFINE = 3
-SPANNED = 6  # bits from which a scale shared by a row's segments spans their values; below, it is fitted
-FITTED_FROM = 3  # bits of the channels that it is fitted to
+SHARED = ((8, 6), (5, 4, 3), (2,), (1,))  # bits of the segments of a group that share a scale
+SPANNED = 6  # bits from which a shared scale spans the segments' values; below, it is fitted
 _N_SCALES = 2
 _F16_MAX = 65504.0
+_BYTE_MAX = 0xF7  # of a shared scale: the upper bits of a finite f16
 
 
 def stored(x: Tensor, fmt: str) -> Tensor:
@@ -45,57 +50,57 @@ def stored(x: Tensor, fmt: str) -> Tensor:
     return _codes(x - minimum, scale, n_steps).mul_(scale).add_(minimum)
 
 
-def stored_rows(x: Tensor, segments: Sequence[tuple[int, str]]) -> Tensor:
-    """What a cache returns for whole rows x [n, channels] f32 of segments: (channels, format)."""
-    if has_row_scale(fmt for _, fmt in segments):
-        return _scaled_rows(x, segments)
-    pieces = x.split([width for width, _ in segments], dim=-1)
-    return torch.cat([stored(each, fmt) for each, (_, fmt) in zip(pieces, segments, strict=True)], -1)
+Segments = Sequence[tuple[int, str]]  # channels and format
 
 
-def _scaled_rows(x: Tensor, segments: Sequence[tuple[int, str]]) -> Tensor:
-    """Rows whose segments in n8 … n1 or none share two f16 scales, one from SPANNED bits on and one below."""
+def stored_rows(x: Tensor, groups: Sequence[Segments]) -> Tensor:
+    """What a cache returns for whole rows x [n, channels] f32 of groups."""
+    widths = [sum(width for width, _ in segments) for segments in groups]
+    pairs = zip(x.split(widths, dim=-1), groups, strict=True)
+    return torch.cat([_stored_group(each, segments) for each, segments in pairs], -1)
+
+
+def _stored_group(x: Tensor, segments: Segments) -> Tensor:
     pieces = x.split([width for width, _ in segments], dim=-1)
     parts = [(piece, fmt) for piece, (_, fmt) in zip(pieces, segments, strict=True)]
-    fine = [each for each in parts if is_spanned(each[1])]
-    coarse = [each for each in parts if not is_spanned(each[1]) and each[1] != "none"]
-    scales = spanning(fine) if fine else None, least_squares(coarse) if coarse else None
-    held = []
-    for part, fmt in parts:
-        scale = scales[_bits(fmt) < SPANNED]
-        held.append(
-            torch.zeros_like(part) if fmt == "none" or scale is None else levels(part, scale, fmt) * scale
-        )
+    if not has_group_scales(fmt for _, fmt in parts):
+        return torch.cat([stored(piece, fmt) for piece, fmt in parts], -1)
+    scales: dict[str, Tensor] = {}
+    for shared in SHARED:
+        own = [each for each in parts if each[1] != "none" and _bits(each[1]) in shared]
+        if own:
+            scale = spanning(own) if shared[0] >= SPANNED else least_squares(own)
+            scales |= {fmt: scale for _, fmt in own}
+    held = [
+        levels(part, scales[fmt], fmt) * scales[fmt] if fmt in scales else torch.zeros_like(part)
+        for part, fmt in parts
+    ]
     return torch.cat(held, -1)
 
 
 def spanning(parts: Sequence[tuple[Tensor, str]]) -> Tensor:
-    """[..., 1] the smallest f16 at which no value is beyond the outermost level: among eight bits a clipped
+    """[..., 1] the smallest scale at which no value is beyond the outermost level: among eight bits a clipped
     value costs more than all others (SmolLM2-135M at 28 % of f16: 0.0007 nats, not 0.0003)."""
     most = torch.cat([part.abs() / outermost(fmt) for part, fmt in parts], -1)
-    return _rounded(most.amax(-1, keepdim=True), down=False)
+    return _byte(_rounded(most.amax(-1, keepdim=True), down=False), up=0x7F)
 
 
 def least_squares(parts: Sequence[tuple[Tensor, str]]) -> Tensor:
-    """[..., 1] f16 of least squared error in the channels with FITTED_FROM bits or more, if there are any. It
-    starts as the root mean square, and twice follows from the nearest levels.
-
-    One bit would pull it away from what four need (SmolLM2-135M at 14 % of f16: a fifth more weighted error).
-    """
-    fitted = [each for each in parts if _bits(each[1]) >= FITTED_FROM] or parts
-    values = torch.cat([part for part, _ in fitted], -1)
+    """[..., 1] the scale of least squared error: it starts as the root mean square, and twice follows from
+    the nearest levels."""
+    values = torch.cat([part for part, _ in parts], -1)
     scale = values.square().mean(-1, keepdim=True).sqrt()
     for _ in range(_N_SCALES):
-        nearest = torch.cat([levels(part, scale, fmt) for part, fmt in fitted], -1)
+        nearest = torch.cat([levels(part, scale, fmt) for part, fmt in parts], -1)
         xl, ll = (values * nearest).sum(-1, keepdim=True), nearest.square().sum(-1, keepdim=True)
         scale = torch.where((xl > 0) & (ll > 0), xl / torch.where(ll > 0, ll, 1.0), scale)
-    return _half(scale).float()
+    return _byte(scale, up=0x40)
 
 
 def levels(x: Tensor, scale: Tensor, fmt: str) -> Tensor:
     """The levels nearest to x / scale in n8 … n1: evenly apart, for a normal distribution of standard
     deviation 1."""
-    step, most = GAUSSIAN_STEP[_bits(fmt)], float(2 ** _bits(fmt) - 1)
+    step, most = NORMAL_STEP[_bits(fmt)], float(2 ** _bits(fmt) - 1)
     return _codes(x + outermost(fmt) * scale, step * scale, most).sub_(most / 2).mul_(step)
 
 
@@ -106,12 +111,11 @@ def is_spanned(fmt: str) -> bool:
 
 def outermost(fmt: str) -> float:
     """Level of n8 … n1."""
-    return GAUSSIAN_STEP[_bits(fmt)] * (2 ** _bits(fmt) - 1) / 2
+    return NORMAL_STEP[_bits(fmt)] * (2 ** _bits(fmt) - 1) / 2
 
 
 def _bits(fmt: str) -> int:
-    """The bits of n8 … n1, or 0."""
-    return 0 if fmt == "none" else int(fmt[1:])
+    return int(fmt[1:])
 
 
 def _grid(x: Tensor) -> Tensor:
@@ -159,6 +163,13 @@ def _codes(x: Tensor, scale: Tensor, n_steps: float) -> Tensor:
 
 def _half(x: Tensor) -> Tensor:
     return x.clamp(-_F16_MAX, _F16_MAX).half()
+
+
+def _byte(x: Tensor, up: int) -> Tensor:
+    """A shared scale of at least 0 as it is stored: without the lowest seven bits of an f16, to which `up` is
+    added before."""
+    bits = _half(x).view(torch.int16).int() + up
+    return (bits >> 7).clamp(max=_BYTE_MAX).bitwise_left_shift(7).to(torch.int16).view(torch.float16).float()
 
 
 def _rounded(x: Tensor, down: bool) -> Tensor:

@@ -28,8 +28,8 @@ def in_blocks(fmt: str) -> bool:
     return fmt[0] == "c"
 
 
-def has_row_scale(formats: Iterable[str]) -> bool:
-    """Whether these segments of a row share one scale, or have their own."""
+def has_group_scales(formats: Iterable[str]) -> bool:
+    """Whether these segments of a group share scales, or have their own."""
     return any(name[0] == "n" and name != "none" for name in formats)
 
 
@@ -45,8 +45,8 @@ def row_bytes(groups: tuple[tuple[tuple[str, int], ...], ...]) -> int:
     return int(_core().row_bytes(groups))
 
 
-def row_scale_bytes() -> int:
-    """Before the segments of a row that share one scale."""
+def group_scale_bytes() -> int:
+    """Before the segments of a group that share scales."""
     return row_bytes(((("n8", 16),),)) - segment_bytes("n8", 16)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ..errors import ConvertError, warn
 from ..ir import OF_VALUE, SIDES, ModelSpec, Plan, SidePlan
 from ..recipe import Recipe
-from ..rows.sizes import has_row_scale, in_blocks
+from ..rows.sizes import has_group_scales, in_blocks
 from ..schema import ENUMS, RANK_PAD
 from ..weights.encoding import Encoding
 from ..weights.mixes import BASE
@@ -122,7 +122,7 @@ def _check_formats(where: str, planned: Sequence[Sequence[str]], segments: Seque
         if stored != sorted(stored, reverse=True):
             raise ConvertError(where, "dropped segments after stored ones", str(formats))
     held = {name for names in planned for name in names if name != "none"}
-    if len({has_row_scale((name,)) for name in held}) > 1:
+    if len({has_group_scales((name,)) for name in held}) > 1:
         raise ConvertError(
             where, "formats n8 … n1 throughout a row, or none of them", ", ".join(sorted(held))
         )

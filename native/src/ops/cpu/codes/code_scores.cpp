@@ -98,8 +98,8 @@ LKV_INLINE void dots(const uint32_t* words, int n_groups, const int32_t* packs, 
 
 // What a segment's codes are multiplied with, slot by slot.
 struct SlotScales {
-    const uint32_t* heads;  // [64] scale and minimum; null: the row has the scale
-    const float* of_rows;   // [64]
+    const uint32_t* heads;  // [64] scale and minimum, or the group's scales
+    int shift;              // of the group's scale; -1: scale and minimum
 };
 
 // Adds one segment's part to the scores of R rows.
@@ -112,8 +112,9 @@ void segment_scores(const SlotScales& of, const uint32_t* words, int width, cons
         LKV_UNROLL
         for (int r = 0; r < R; r++) acc[r] = u32xw{};
         dots<Bits, R>(words + s, n_groups, packs, stride, acc);
-        if (of.heads == nullptr) {
-            const f32xw scale = load_wide<f32xw>(of.of_rows + s);
+        const u32xw head = load_wide<u32xw>(of.heads + s);
+        if (of.shift >= 0) {
+            const f32xw scale = half_to_f32((head >> of.shift & 0xffu) << 7);
             LKV_UNROLL
             for (int r = 0; r < R; r++) {
                 const f32xw product =
@@ -122,7 +123,6 @@ void segment_scores(const SlotScales& of, const uint32_t* words, int width, cons
             }
             continue;
         }
-        const u32xw head = load_wide<u32xw>(of.heads + s);
         const f32xw scale = half_to_f32(head & 0xffffu);
         const f32xw minimum = half_to_f32(head >> 16);
         LKV_UNROLL
@@ -149,7 +149,7 @@ void segment_scores(const SlotScales& of, const uint32_t* words, int width, int 
 int coded_words(const RowLayout& layout, const GroupLayout& group) {
     const auto segments = segments_of(layout, group);
     const SegmentLayout& last = segments.back();
-    return (last.offset + format_bytes(static_cast<Format>(last.format), last.width) - segments.front().offset) /
+    return (last.offset + format_bytes(static_cast<Format>(last.format), last.width) - segments.front().scales) /
            word_bytes;
 }
 
@@ -162,7 +162,7 @@ void code_queries(const RowLayout& layout, const GroupLayout& group, std::span<c
         for (const SegmentLayout& segment : segments_of(layout, group)) {
             int32_t n[max_coded_width];
             const float* const x = q[static_cast<size_t>(r)] + (segment.column - group.column);
-            const auto levels = scaled_by_row(segment);
+            const auto levels = scaled_by_group(segment);
             with_bits(segment.format, [&](auto bits) {
                 constexpr int Bits = decltype(bits)::value;
                 const float step = round_query<Bits>({x, static_cast<size_t>(segment.width)}, n);
@@ -180,25 +180,19 @@ void code_queries(const RowLayout& layout, const GroupLayout& group, std::span<c
 void coded_scores(const RowLayout& layout, const GroupLayout& group, const TileRows& rows, ReadAhead& ahead,
                   const CodedQueries& queries, uint32_t* words, float* const* scores) {
     const auto segments = segments_of(layout, group);
-    const int first = segments.front().offset;
+    const int first = segments.front().scales;
     transpose(rows, first, coded_words(layout, group), ahead, words);
     const int n_rows = queries.n_rows;
     for (int r = 0; r < n_rows; r++) {
         for (int s = 0; s < tile_slots; s += lanes)
             store8(scores[r] + s, f32x8{});  // of std::fill_n GCC makes `rep stos`
     }
-    float of_rows[tile_slots];
-    int of_rows_at = -1;
     const int32_t* packs = queries.packs;
     int at = 0;
     for (const SegmentLayout& segment : segments) {
         const auto word_of = [&](int byte) { return words + (byte - first) / word_bytes * tile_slots; };
-        const auto scaled = scaled_by_row(segment);
-        if (scaled && scaled->scale_at != of_rows_at) {
-            of_rows_at = scaled->scale_at;
-            row_scales(rows, of_rows_at, of_rows);
-        }
-        const SlotScales scales{scaled ? nullptr : word_of(segment.offset), of_rows};
+        const auto scaled = scaled_by_group(segment);
+        const SlotScales scales{word_of(segment.scales), scaled ? 8 * (scaled->scale_at - segment.scales) : -1};
         with_bits(segment.format, [&](auto bits) {
             constexpr int Bits = decltype(bits)::value;
             segment_scores<Bits>(scales, word_of(codes_at(segment)), segment.width, n_rows, packs, queries.steps + at,

@@ -30,10 +30,12 @@ struct Headers {
     f32xw flat[n_vectors];   // minimum where the scale is 0
     bool any_flat = false;
 
-    // A segment of rows that have the scales; a minimum of 1 per scale stands for what is added to every code.
-    Headers(const TileRows& rows, const ScaledByRow& segment) {
+    // A segment of a group that has the scales; a minimum of 1 per scale stands for what is added to every code.
+    Headers(const TileRows& rows, const ScaledByGroup& segment) {
         float scales[tile_slots];
-        row_scales(rows, segment.scale_at, scales);
+        for (int s = 0; s < tile_slots; s++) {
+            scales[s] = scale_from_byte(rows.slot[s][segment.scale_at]);
+        }
         for (int v = 0; v < n_vectors; v++) {
             scale[v] = load_wide<f32xw>(scales + v * wide_lanes);
             ratio[v] = f32xw{} + 1.0f;
@@ -278,9 +280,9 @@ void coded_values(const RowLayout& layout, const GroupLayout& group, const TileR
     const auto weigh_all = [&](const Headers& headers) {
         for (int r = 0; r < n_rows; r++) weigh(headers, weights[r], tile.pairs[r], steps[r], sums[r]);
     };
-    int weighed_at = -1;  // scales of rows that the weights are multiplied with
+    int weighed_at = -1;  // scales that the weights are multiplied with
     for (const SegmentLayout& segment : segments_of(layout, group)) {
-        const auto scaled = scaled_by_row(segment);
+        const auto scaled = scaled_by_group(segment);
         if (!scaled) {
             weigh_all(Headers(rows, segment.offset));
         } else if (scaled->scale_at != weighed_at) {

@@ -64,16 +64,16 @@ bool with_bits(int format, F&& f) {
     }
 }
 
-// A segment of a row that has the scales: where its own lies, and its levels, step · code + bottom, before the scale.
-struct ScaledByRow {
+// A segment of a group that has the scales: where in a row its own lies, and its levels, step · code + bottom, before the scale.
+struct ScaledByGroup {
     int scale_at;
     float step;
     float bottom;
 };
-inline std::optional<ScaledByRow> scaled_by_row(const SegmentLayout& segment) {
-    return with_format(static_cast<Format>(segment.format), [](auto f) -> std::optional<ScaledByRow> {
-        if constexpr (is_scaled_by_row<decltype(f)>) {
-            return ScaledByRow{f.scale_at, f.step, f.bottom};
+inline std::optional<ScaledByGroup> scaled_by_group(const SegmentLayout& segment) {
+    return with_format(static_cast<Format>(segment.format), [&](auto f) -> std::optional<ScaledByGroup> {
+        if constexpr (is_scaled_by_group<decltype(f)>) {
+            return ScaledByGroup{segment.scales + f.scale_at, f.step, f.bottom};
         } else {
             return std::nullopt;
         }
@@ -82,7 +82,7 @@ inline std::optional<ScaledByRow> scaled_by_row(const SegmentLayout& segment) {
 
 // Where a segment's codes begin in a row: behind scale and minimum, if it has them.
 inline int codes_at(const SegmentLayout& segment) {
-    const bool scaled = format_scaled_by_row(static_cast<Format>(segment.format));
+    const bool scaled = format_scaled_by_group(static_cast<Format>(segment.format));
     return segment.offset + (scaled ? 0 : AffineFormat<8>::codes_at);
 }
 

@@ -41,8 +41,7 @@ __global__ void __launch_bounds__(full_threads)
         const SegmentLayout segment = own ? SegmentLayout{} : region.segments[head];
         const uint8_t* const stored = own ? nullptr : region.rows + static_cast<int64_t>(slot) * region.row_bytes;
         for (int d = lane; d < p.head_dim; d += 32) {
-            x[d] = __float2half_rn(own ? from[head * p.head_dim + d]
-                                       : value_at(segment.format, stored, segment.offset, d));
+            x[d] = __float2half_rn(own ? from[head * p.head_dim + d] : value_at(segment, stored, d));
         }
         __syncwarp();
         if (is_k && rows.raw) finish_key<most_head_dim>(p, head, pos, x, lane);

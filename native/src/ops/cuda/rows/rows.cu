@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(row_threads, 1) store_kernel(const __grid_cons
         __syncthreads();
         x = staged;
     }
-    if (has_row_scale(segments, n_segments)) return write_scaled_row(segments, n_segments, x, row);
+    if (has_group_scales(segments, n_segments)) return write_scaled_row(segments, n_segments, x, row);
     for (int s = warp; s < n_segments; s += row_threads / 32) {
         if (s != warp) segment = segments[s];
         write_segment_shared(segment.format, x + segment.column, segment.width, row + segment.offset);
@@ -72,7 +72,8 @@ __device__ bool same_segments(const RowSide& a, const RowSide& b) {
     for (int s = 0; same && s < a.n_segments; s++) {
         const SegmentLayout& of = a.segments[s];
         const SegmentLayout& other = b.segments[s];
-        same = of.format == other.format && of.width == other.width && of.offset == other.offset;
+        same = of.format == other.format && of.width == other.width && of.offset == other.offset &&
+               of.scales == other.scales;
     }
     return same;
 }
@@ -89,9 +90,9 @@ __global__ void __launch_bounds__(row_threads, 1) move_kernel(const __grid_const
     __syncthreads();
     read_row(from.segments, from.n_segments, src, x);
     __syncthreads();
-    // Quantizing what was just dequantized may move a code: segments that both rows store alike keep their bytes. Where the row has the
+    // Quantizing what was just dequantized may move a code: segments that both rows store alike keep their bytes. Where groups have the
     // scales, that is all of a row or nothing.
-    if (has_row_scale(to.segments, to.n_segments)) {
+    if (has_group_scales(to.segments, to.n_segments)) {
         if (!same_segments(from, to)) return write_scaled_row(to.segments, to.n_segments, x, dst);
         for (int i = static_cast<int>(threadIdx.x); i < to.row_bytes; i += row_threads) dst[i] = src[i];
         return;
@@ -119,7 +120,7 @@ __device__ float channel_of(const BlockArgs& p, const uint8_t* row, int column) 
     for (int s = 0; s < p.n_segments; s++) {
         const SegmentLayout segment = p.segments[s];
         const int i = column - segment.column;
-        if (i >= 0 && i < segment.width) return value_at(segment.format, row, segment.offset, i);
+        if (i >= 0 && i < segment.width) return value_at(segment, row, i);
     }
     return 0.0f;
 }

@@ -15,7 +15,7 @@ uint16_t offset16(int bytes) {
     return static_cast<uint16_t>(bytes);
 }
 
-// Where chunk i of a segment keeps its codes and its scale, from the segment's first byte.
+// Where chunk i of a segment keeps its codes, from the segment's first byte, and its scale, from its scales'.
 struct ChunkPlace {
     int codes;
     int affine;
@@ -40,7 +40,7 @@ ChunkPlace place(Format format, int i, int width) {
     }
     return with_format(format, [i](auto f) -> ChunkPlace {
         using F = decltype(f);
-        if constexpr (is_scaled_by_row<F>) {
+        if constexpr (is_scaled_by_group<F>) {
             return {i * F::Codes::chunk_bytes, F::scale_at, 0};
         } else if constexpr (requires { typename F::Codes; }) {
             return {F::codes_at + i * F::Codes::chunk_bytes, F::scale_at, 0};
@@ -84,7 +84,7 @@ GroupTable group_table(const RowLayout& row, const GroupLayout& group, int block
     if (group.n_segments > 0) {
         const SegmentLayout& first = row.segments[group.first_segment];
         const SegmentLayout& last = row.segments[group.first_segment + group.n_segments - 1];
-        begin = format_scaled_by_row(static_cast<Format>(first.format)) ? 0 : first.offset;  // with the row's scales
+        begin = first.scales;
         end = last.offset + format_bytes(static_cast<Format>(last.format), last.width);
     }
     const int access = 1 << table.access_bits;
@@ -108,9 +108,7 @@ GroupTable group_table(const RowLayout& row, const GroupLayout& group, int block
             chunk.kind = static_cast<uint8_t>(format);
             chunk.valid = static_cast<uint8_t>(valid);
             chunk.codes = offset16(segment.offset - begin + at.codes);
-            chunk.affine = offset16(format_in_token_blocks(format) || format_scaled_by_row(format)
-                                        ? at.affine
-                                        : segment.offset - begin + at.affine);
+            chunk.affine = offset16(format_in_token_blocks(format) ? at.affine : segment.scales - begin + at.affine);
             chunk.odd = static_cast<uint16_t>(at.odd);
             if (format == Format::f16 && valid < chunk_width) {
                 chunk.kind = kind_f16_part;

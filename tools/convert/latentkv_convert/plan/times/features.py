@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from ...ir import LayerPlan, ModelSpec, SidePlan
-from ...rows.sizes import has_row_scale, row_scale_bytes, segment_bytes
+from ...rows.sizes import row_bytes
 
 # Feature -> unit of its coefficient.
 UNITS = {
@@ -205,6 +205,4 @@ def _channels(runs: list[tuple[str, int]]) -> dict[str, int]:
 
 def _bytes(side: SidePlan) -> int:
     """Bytes of a row."""
-    runs = _runs(side)
-    scale = row_scale_bytes() if has_row_scale(name for segments in runs for name, _ in segments) else 0
-    return scale + sum(segment_bytes(name, n) for segments in runs for name, n in segments)
+    return row_bytes(tuple(map(tuple, _runs(side))))

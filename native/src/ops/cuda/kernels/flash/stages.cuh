@@ -71,9 +71,7 @@ struct FlashBlock {
 
     __device__ uint8_t* tile_at(int t) const { return stages + t % flash_stages * stage.total; }
     __device__ static uint64_t* seq_of(uint8_t* tile) { return reinterpret_cast<uint64_t*>(tile + 2 * stage.side); }
-    __device__ static int32_t* pos_of(uint8_t* tile) {
-        return reinterpret_cast<int32_t*>(seq_of(tile) + flash_tile);
-    }
+    __device__ static int32_t* pos_of(uint8_t* tile) { return reinterpret_cast<int32_t*>(seq_of(tile) + flash_tile); }
     // Where products read a tile's K or V. next_rows, next_channels: as Operand has them
     __device__ static Operand operand(const uint8_t* side, int next_rows, int next_channels) {
         return Operand(static_cast<uint32_t>(__cvta_generic_to_shared(side)), static_cast<uint32_t>(next_rows),
@@ -118,8 +116,8 @@ struct FlashBlock {
             for (int k = 0; k < D / 16; k++) {
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
-                    const float2 x = exists ? *reinterpret_cast<const float2*>(from + 16 * k + 8 * half)
-                                            : make_float2(0.0f, 0.0f);
+                    const float2 x =
+                        exists ? *reinterpret_cast<const float2*>(from + 16 * k + 8 * half) : make_float2(0.0f, 0.0f);
                     q[k][2 * half + i] = bits(__floats2half2_rn(x.x, x.y));
                 }
             }

@@ -75,13 +75,11 @@ __device__ __forceinline__ void with_bits(uint8_t kind, Use&& use) {
 template <int Bits>
 struct UnitAffine {
     int at;
-    uint32_t scale;  // which half of the word has it; 0: the word is scale and minimum
+    uint32_t scale;  // selects the byte that it is in; 0: the word is scale and minimum
 
     __device__ explicit UnitAffine(const MlaUnit& unit)
         : at(unit.affine & ~3),
-          scale(!format_scaled_by_row(static_cast<Format>(unit.kind)) ? 0
-                : (unit.affine & 2) != 0                              ? 0x3232
-                                                                      : 0x1010) {}
+          scale(format_scaled_by_group(static_cast<Format>(unit.kind)) ? 0x4440u | (unit.affine & 3u) : 0) {}
     __device__ uint32_t of(const uint8_t* row) const {
         const uint32_t word = u32_at<true>(row + at);
         return scale == 0 ? word : affine_of_scale<Bits>(__byte_perm(word, 0, scale));
