@@ -16,24 +16,36 @@ namespace lkv {
 class KvCache;
 struct RowMove;
 
+// Bytes of a storage, from `begin` to before `end`.
+struct ByteRange {
+    size_t begin;
+    size_t end;
+    size_t bytes() const { return end - begin; }
+};
+
 class CacheStorage {
 public:
     virtual ~CacheStorage() = default;
     // Where kernels see the byte at `offset`, and what follows in its layer; only host storage may be dereferenced.
     virtual uint8_t* at(size_t offset) const = 0;
-
-    // The bytes as the host can use them. `copy` holds them where they are not the host's own; store() brings changes back.
-    virtual uint8_t* load(std::vector<uint8_t>& copy) const = 0;
-    virtual void store(const std::vector<uint8_t>& copy) = 0;
+    // The bytes where they are the host's own, else null.
+    virtual uint8_t* host() const { return nullptr; }
+    // Bytes between the storage and the host's memory, where they have the same offsets.
+    virtual void read(std::span<const ByteRange> ranges, uint8_t* to) const = 0;
+    virtual void write(std::span<const ByteRange> ranges, const uint8_t* from) = 0;
 };
 
 class HostStorage : public CacheStorage {
 public:
     explicit HostStorage(size_t bytes) : buffer_(bytes) {}
     uint8_t* at(size_t offset) const override { return buffer_.data() + offset; }
-    uint8_t* load(std::vector<uint8_t>&) const override { return buffer_.data(); }
-    // empty where load() gave the bytes themselves
-    void store(const std::vector<uint8_t>& copy) override { std::copy(copy.begin(), copy.end(), buffer_.data()); }
+    uint8_t* host() const override { return buffer_.data(); }
+    void read(std::span<const ByteRange> ranges, uint8_t* to) const override {
+        for (const ByteRange& of : ranges) std::copy_n(at(of.begin), of.bytes(), to + of.begin);
+    }
+    void write(std::span<const ByteRange> ranges, const uint8_t* from) override {
+        for (const ByteRange& of : ranges) std::copy_n(from + of.begin, of.bytes(), at(of.begin));
+    }
 
 private:
     Buffer buffer_;
@@ -52,26 +64,55 @@ public:
         for (; i + 1 < pieces_.size() && offset >= pieces_[i].bytes; i++) offset -= pieces_[i].bytes;
         return pieces_[i].storage->at(offset);
     }
-    uint8_t* load(std::vector<uint8_t>& copy) const override {
-        copy.clear();
-        for (const Piece& piece : pieces_) {
-            std::vector<uint8_t> own;
-            const uint8_t* const there = piece.storage->load(own);
-            copy.insert(copy.end(), there, there + piece.bytes);
-        }
-        return copy.data();
+    void read(std::span<const ByteRange> ranges, uint8_t* to) const override {
+        each_piece(ranges, [&](const Piece& piece, std::span<const ByteRange> own, size_t begin) {
+            piece.storage->read(own, to + begin);
+        });
     }
-    void store(const std::vector<uint8_t>& copy) override {
-        auto from = copy.begin();
-        for (const Piece& piece : pieces_) {
-            const auto end = from + static_cast<ptrdiff_t>(piece.bytes);
-            piece.storage->store({from, end});
-            from = end;
-        }
+    void write(std::span<const ByteRange> ranges, const uint8_t* from) override {
+        each_piece(ranges, [&](const Piece& piece, std::span<const ByteRange> own, size_t begin) {
+            piece.storage->write(own, from + begin);
+        });
     }
 
 private:
+    // use(piece, what the ranges have of it, where it begins)
+    void each_piece(std::span<const ByteRange> ranges, const auto& use) const {
+        size_t begin = 0;
+        for (const Piece& piece : pieces_) {
+            const size_t end = begin + piece.bytes;
+            std::vector<ByteRange> own;
+            for (const ByteRange& of : ranges) {
+                if (of.begin < end && of.end > begin) {
+                    own.push_back({std::max(of.begin, begin) - begin, std::min(of.end, end) - begin});
+                }
+            }
+            if (!own.empty()) use(piece, own, begin);
+            begin = end;
+        }
+    }
+
     std::vector<Piece> pieces_;
+};
+
+// A storage's bytes as the host can use them, at their own offsets: the host's own, or a copy of those that are read. A copy takes memory
+// for what it holds, not for all of the storage.
+class HostBytes {
+public:
+    HostBytes(CacheStorage& storage, size_t bytes) : storage_(&storage) {
+        if (storage.host() == nullptr) copy_ = Buffer(bytes);
+    }
+    uint8_t* data() const { return copy_.data() != nullptr ? copy_.data() : storage_->host(); }
+    void read(std::span<const ByteRange> ranges) {
+        if (copy_.data() != nullptr) storage_->read(ranges, copy_.data());
+    }
+    void write_back(std::span<const ByteRange> ranges) {
+        if (copy_.data() != nullptr) storage_->write(ranges, copy_.data());
+    }
+
+private:
+    CacheStorage* storage_;
+    Buffer copy_;
 };
 
 // Memory for rows on a device, and what only it can do with them.

@@ -15,6 +15,7 @@
 #include <span>
 #include <sstream>
 #include <tuple>
+#include <utility>
 
 #include "base/error.h"
 #include "check.h"
@@ -24,6 +25,7 @@
 
 // The emulated GPU has it (emulated_gpu/device.h), a real one does not.
 extern "C" [[gnu::weak]] void emulated_fail_allocation(int nth);
+extern "C" [[gnu::weak]] size_t emulated_copied_bytes();
 
 namespace {
 
@@ -969,6 +971,35 @@ void memory_runs_out(const Shape& shape) {
     CHECK(n_refused > 5);
 }
 
+// A sequence's state takes its own rows from the GPU and puts them there, whatever else the cache has room for.
+void states_copy_their_rows(const Shape& shape) {
+    const File file(shape, 1);
+    lkv::SessionOptions options;
+    options.n_ctx = 8192;
+    options.n_seq_max = 3;
+    options.n_threads = 1;
+    lkv::Session session(open(file, on_gpu(99)), options);
+    constexpr int n = 80;
+    std::vector<int32_t> tokens(2 * n), pos(2 * n), seq(2 * n);
+    for (int i = 0; i < 2 * n; i++) {  // of two sequences in turn
+        tokens[static_cast<size_t>(i)] = i * 7 % n_vocab;
+        pos[static_cast<size_t>(i)] = i / 2;
+        seq[static_cast<size_t>(i)] = i % 2;
+    }
+    session.decode(tokens, pos, seq, std::vector<uint8_t>(2 * n, 0), static_cast<float*>(nullptr));
+    size_t before = emulated_copied_bytes();
+    const auto copied = [&] { return emulated_copied_bytes() - std::exchange(before, emulated_copied_bytes()); };
+    const std::vector<uint8_t> state = session.seq_state(1);
+    const size_t read = copied();
+    session.set_seq_state(2, state);
+    const size_t written = copied();
+    CHECK(session.seq_state(2).size() == state.size());
+    CHECK_MSG(read > 0 && read < 4 * state.size(),
+              std::to_string(read) + " of a state of " + std::to_string(state.size()));
+    CHECK_MSG(written > 0 && written < 4 * state.size(),
+              std::to_string(written) + " of a state of " + std::to_string(state.size()));
+}
+
 int main(int argc, char** argv) {
     std::string why;
     n_gpus = lkv::count_gpus(why);
@@ -985,6 +1016,7 @@ int main(int argc, char** argv) {
             std::printf("gpu_memory: skipped: a GPU cannot be told to find no memory; the emulated one can\n");
             return 77;
         }
+        for (const size_t shape : {2, 4, 7, 27}) states_copy_their_rows(shapes[shape]);
         for (const size_t shape : {2, 4, 7, 27}) memory_runs_out(shapes[shape]);
         return lkv::test::report("gpu_memory");
     }

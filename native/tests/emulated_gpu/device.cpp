@@ -446,6 +446,9 @@ bool launch(dim3 grid, dim3 threads, dim3 cluster, size_t shared_bytes, const st
     return true;
 }
 
+std::atomic<size_t> copied_bytes = 0;
+
 }  // namespace emulated
 
 extern "C" void emulated_fail_allocation(int nth) { emulated::allocations_left = nth; }
+extern "C" size_t emulated_copied_bytes() { return emulated::copied_bytes; }

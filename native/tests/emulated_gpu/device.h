@@ -5,6 +5,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -36,6 +37,7 @@ int device_of(const void* at);  // host: it is nobody's else
 // Only this device's memory may be touched from now on: who touches another's stops the program.
 void close_others(int device);
 // A copy may touch all.
+extern std::atomic<size_t> copied_bytes;  // between host and device, or on it
 void open_all();
 
 // Runs all thread blocks of the grid; false: the grid is not one.
@@ -103,3 +105,4 @@ int& last_error();
 
 // The nth allocation from now on fails, and all after it; 0: none does.
 extern "C" void emulated_fail_allocation(int nth);
+extern "C" size_t emulated_copied_bytes();  // between host and device, and on a device

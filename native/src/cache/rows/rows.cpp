@@ -1,6 +1,7 @@
 #include "cache/rows/rows.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
 
@@ -54,7 +55,42 @@ RowPlan plan_row(const std::string& region, const char* side, const TensorSpec& 
     return RowPlan(groups);
 }
 
+// The slots in runs, ascending; a gap of at most `gap` slots does not end one.
+std::vector<std::pair<int, int>> runs_of(std::vector<int>& slots, int gap) {
+    std::sort(slots.begin(), slots.end());
+    std::vector<std::pair<int, int>> runs;
+    for (const int slot : slots) {
+        if (runs.empty() || slot > runs.back().second + gap) runs.emplace_back(slot, slot);
+        runs.back().second = slot + 1;
+    }
+    return runs;
+}
+
+void add_runs(const LayerRows& layer, std::span<const std::pair<int, int>> runs, std::vector<ByteRange>& to) {
+    for (int side = 0; side < 2; side++) {
+        const auto bytes = static_cast<size_t>(layer.layout[side].row_bytes);
+        for (const auto& [begin, end] : runs) {
+            if (bytes == 0) continue;
+            to.push_back({layer.offset[side] + static_cast<size_t>(begin) * bytes,
+                          layer.offset[side] + static_cast<size_t>(end) * bytes});
+        }
+    }
+}
+
 }  // namespace
+
+std::vector<ByteRange> RegionRows::ranges_of(std::vector<int> slots, int gap) const {
+    const std::vector<std::pair<int, int>> runs = runs_of(slots, gap);
+    std::vector<ByteRange> ranges;
+    for (const LayerRows& layer : layers) {
+        if (has_row(layer)) add_runs(layer, runs, ranges);
+    }
+    return ranges;
+}
+
+void RegionRows::add_ranges(const LayerRows& layer, std::vector<int> slots, int gap, std::vector<ByteRange>& to) {
+    add_runs(layer, runs_of(slots, gap), to);
+}
 
 Rows::Rows(const HParams& hparams, const CacheSpec& spec, const KvCacheOptions& options,
            const std::vector<CacheDevice*>& devices)

@@ -118,19 +118,22 @@ void put_kept(const KvCacheOptions& options, const Placement& placement, const R
         out.put(static_cast<int32_t>(s));
         out.put(static_cast<int32_t>(eviction.n_decoded(s)));
     }
-    std::vector<uint8_t> copy;
-    const uint8_t* const bytes = rows.regions()[static_cast<size_t>(rows.middle())].storage->load(copy);
+    const RegionRows& middle = rows.regions()[static_cast<size_t>(rows.middle())];
+    HostBytes bytes(*middle.storage, middle.total_bytes());
     const std::vector<int> layers = evicting_layers(placement);
     for (const int il : layers) {
         const LayerRows& layer = middle_rows(rows, il);
         for (const RowLayout& row : layer.layout) put_layout(out, row);
         const std::vector<int> slots = eviction.cells(il).blocks_of(mask);
+        std::vector<ByteRange> ranges;
+        RegionRows::add_ranges(layer, slots, most_read_between, ranges);
+        bytes.read(ranges);
         out.put(static_cast<uint32_t>(slots.size()));
         for (const int slot : slots) {
             out.put(static_cast<int32_t>(slot));
             put_token(eviction.cells(il), slot, mask, out);
             out.put(eviction.mass(il)[slot]);
-            put_rows(layer, bytes, slot, out);
+            put_rows(layer, bytes.data(), slot, out);
         }
     }
     const int recent = placement.recent();
@@ -146,13 +149,13 @@ bool get_kept(ByteReader& in, int to_seq, Accept accept, Placement& placement, c
     if (placement.eviction() == nullptr) return false;
     get_sequences(in, to_seq, placement);
     const RegionRows& middle = rows.regions()[static_cast<size_t>(rows.middle())];
-    std::vector<uint8_t> copy;
-    uint8_t* const bytes = middle.storage->load(copy);
+    HostBytes bytes(*middle.storage, middle.total_bytes());
+    bytes.read(middle.whole());
     bool coded_anew = false;
     for (const int il : evicting_layers(placement)) {
-        coded_anew = get_layer(in, il, to_seq, accept, placement, middle_rows(rows, il), bytes) || coded_anew;
+        coded_anew = get_layer(in, il, to_seq, accept, placement, middle_rows(rows, il), bytes.data()) || coded_anew;
     }
-    middle.storage->store(copy);
+    bytes.write_back(middle.whole());
     get_recent_masses(in, to_seq, placement);
     return coded_anew;
 }

@@ -13,6 +13,9 @@
 namespace lkv {
 
 // A slot's K and V. rows: slot 0 of the region's first tensor.
+// Slots between those of a sequence that are copied from a device with them, rather than in many short copies.
+constexpr int most_read_between = 16;
+
 void put_rows(const LayerRows& layer, const uint8_t* rows, int slot, ByteWriter& out);
 
 // Nothing where every token stays.

@@ -124,11 +124,13 @@ std::string StateReader::put(std::span<StatePart> parts, int to_seq) {
         bool coded_anew = false;
         for (const StatePart& part : parts) coded_anew = check_accepted(part.regions) || coded_anew;
         for (size_t r = 0; r < rows_.regions().size(); r++) {
-            CacheStorage& storage = *rows_.regions()[r].storage;
-            std::vector<uint8_t> copy;
-            uint8_t* const rows = storage.load(copy);
-            for (const StatePart& part : parts) put_region(r, part.regions[r], part.head.sequences, to_seq, rows);
-            storage.store(copy);
+            const RegionRows& region = rows_.regions()[r];
+            HostBytes rows(*region.storage, region.total_bytes());
+            std::vector<int> slots;
+            for (const StatePart& part : parts) {
+                put_region(r, part.regions[r], part.head.sequences, to_seq, rows.data(), slots);
+            }
+            rows.write_back(region.ranges_of(slots, 0));
         }
         coded_anew = get_kept(first.in, to_seq, accept_, placement_, rows_) || coded_anew;
         if (coded_anew) lost = "rows of finer formats are coded anew";
@@ -155,7 +157,8 @@ void StateReader::check_whole(std::span<const StatePart> parts) const {
 }
 
 // to_seq: the sequence that tokens go to, in slots that are free; -1: to their own, in their own.
-void StateReader::put_region(size_t index, const SavedRegion& saved, uint64_t sequences, int to_seq, uint8_t* rows) {
+void StateReader::put_region(size_t index, const SavedRegion& saved, uint64_t sequences, int to_seq, uint8_t* rows,
+                             std::vector<int>& slots) {
     const RegionRows& region = rows_.regions()[index];
     Cells& cells = placement_.cells_of_rows(static_cast<int>(index));
     const size_t n_used = saved.tokens.size();
@@ -196,6 +199,7 @@ void StateReader::put_region(size_t index, const SavedRegion& saved, uint64_t se
         if (!empty) {
             cells.put(slot, {pos, seq});
         }
+        slots.push_back(slot);
         for (size_t il = 0; il < region.layers.size(); il++) {
             const LayerRows& layer = region.layers[il];
             const SavedLayer& from = saved.layers[il];

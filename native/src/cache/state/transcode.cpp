@@ -80,21 +80,42 @@ Transcoder::Transcoder(KvCache& cache, std::span<const SavedRegion> saved, int t
     }
     std::stable_sort(tokens_.begin(), tokens_.end(), [](const Token& a, const Token& b) { return a.pos < b.pos; });
     find_in_ring();
-    for (const RegionRows& region : rows_.regions()) regions_.push_back({&region, {}, nullptr});
+    for (const RegionRows& region : rows_.regions()) {
+        regions_.push_back({&region, HostBytes(*region.storage, region.total_bytes()), {}});
+    }
 }
 
 std::string Transcoder::run() {
     choose_regions();
     claim_cells();
     claim_ring();
-    for (Target& target : regions_) target.rows = target.region->storage->load(target.copy);
+    read_rows();
     for (size_t il = 0; il < static_cast<size_t>(rows_.n_layers()); il++) {
         for (int side = 0; side < 2; side++) {
             if (rows_.has_side(static_cast<int>(il), side == 1)) write(il, side);
         }
     }
-    for (Target& target : regions_) target.region->storage->store(target.copy);
+    for (Target& target : regions_) target.bytes.write_back(target.ranges);
     return lost();
+}
+
+// What lies where tokens go: they share token blocks with others.
+void Transcoder::read_rows() {
+    std::vector<std::vector<int>> slots(regions_.size());
+    const auto add = [&](size_t region, int slot) {
+        if (slot < 0) return;
+        const int first = slot / token_block_slots * token_block_slots;
+        const int end = std::min(first + token_block_slots, regions_[region].region->n_slots);
+        for (int i = first; i < end; i++) slots[region].push_back(i);
+    };
+    for (const Token& token : tokens_) {
+        if (token.to >= 0) add(static_cast<size_t>(token.to), token.slot);
+        add(regions_.size() - 1, token.ring_slot);
+    }
+    for (size_t r = 0; r < regions_.size(); r++) {
+        regions_[r].ranges = regions_[r].region->ranges_of(slots[r], 0);
+        regions_[r].bytes.read(regions_[r].ranges);
+    }
 }
 
 Transcoder::Place Transcoder::place_of(const Token& token, size_t il) {
@@ -185,7 +206,7 @@ void Transcoder::write(size_t il, int side) {
         const LayerRows& layer = place.target->region->layers[il];
         const RowLayout& to = layer.layout[side];
         const auto row_bytes = static_cast<size_t>(to.row_bytes);
-        uint8_t* const rows = place.target->rows + layer.offset[side];
+        uint8_t* const rows = place.target->bytes.data() + layer.offset[side];
         const bool blocks = lkv::in_token_blocks(to);
         const auto belongs = [&](size_t i) {
             const Place other = place_of(tokens_[i], il);

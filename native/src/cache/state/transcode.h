@@ -35,8 +35,8 @@ private:
     };
     struct Target {
         const RegionRows* region;
-        std::vector<uint8_t> copy;
-        uint8_t* rows;
+        HostBytes bytes;
+        std::vector<ByteRange> ranges;  // of the slots that tokens go to, whole blocks
     };
     struct Place {
         Target* target;
@@ -48,6 +48,7 @@ private:
     void choose_regions();
     void claim_cells();
     void claim_ring();
+    void read_rows();
     Place place_of(const Token& token, size_t il);
     Source source_of(const Token& token, size_t il) const;
     size_t load(const Source& source, size_t il, int side);

@@ -75,10 +75,16 @@ void StateWriter::put_regions(uint64_t mask, std::span<const Positions> parts, s
     for (int r = 0; r < placement_.n_regions(); r++) {
         const RegionRows& region = rows_.regions()[static_cast<size_t>(r)];
         const Cells& cells = placement_.cells(r);
-        std::vector<uint8_t> copy;
-        const uint8_t* const rows = region.storage->load(copy);
+        std::vector<std::vector<int>> slots;
+        std::vector<int> all;
+        for (const Positions& part : parts) {
+            slots.push_back(cells.blocks_of(mask, part));
+            all.insert(all.end(), slots.back().begin(), slots.back().end());
+        }
+        HostBytes rows(*region.storage, region.total_bytes());
+        rows.read(region.ranges_of(all, most_read_between));
         for (size_t i = 0; i < parts.size(); i++) {
-            put_region(region, cells, rows, mask, parts[i], cells.blocks_of(mask, parts[i]), out[i]);
+            put_region(region, cells, rows.data(), mask, parts[i], slots[i], out[i]);
         }
     }
 }
@@ -92,11 +98,12 @@ void StateWriter::put_ring(uint64_t mask, std::span<ByteWriter> out) const {
         std::erase_if(slots, [&](int slot) { return !ring.is_seen_again(placement_, {cells.pos(slot), mask}); });
     }
     const RegionRows& region = rows_.regions().back();
-    std::vector<uint8_t> copy;
-    const uint8_t* const rows = region.storage->load(copy);
+    HostBytes rows(*region.storage, region.total_bytes());
+    rows.read(region.ranges_of(slots, most_read_between));
     for (ByteWriter& part : out) {
         const bool is_last = &part == &out.back();
-        put_region(region, cells, rows, mask, {}, is_last ? std::span<const int>(slots) : std::span<const int>(), part);
+        put_region(region, cells, rows.data(), mask, {}, is_last ? std::span<const int>(slots) : std::span<const int>(),
+                   part);
     }
 }
 

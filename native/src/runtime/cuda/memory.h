@@ -4,7 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
-#include <vector>
+#include <span>
 
 #include "cache/storage.h"
 #include "ops/cuda/gpu/device_memory.h"
@@ -22,18 +22,22 @@ public:
     DeviceStorage& operator=(const DeviceStorage&) = delete;
     ~DeviceStorage() override { cudaSetDevice(device_); }
     uint8_t* at(size_t offset) const override { return memory_.as<uint8_t>() + offset; }
-    uint8_t* load(std::vector<uint8_t>& copy) const override {
-        copy.resize(memory_.bytes());
+    void read(std::span<const ByteRange> ranges, uint8_t* to) const override {
         enter(device_);
         check(cudaStreamSynchronize(stream_), "the stream");
-        check(cudaMemcpy(copy.data(), at(0), copy.size(), cudaMemcpyDeviceToHost), "a copy of the cache");
-        return copy.data();
+        for (const ByteRange& of : ranges) {
+            check(cudaMemcpyAsync(to + of.begin, at(of.begin), of.bytes(), cudaMemcpyDeviceToHost, stream_),
+                  "a copy of the cache");
+        }
+        check(cudaStreamSynchronize(stream_), "a copy of the cache");
     }
-    void store(const std::vector<uint8_t>& copy) override {
+    void write(std::span<const ByteRange> ranges, const uint8_t* from) override {
         enter(device_);
-        check(cudaStreamSynchronize(stream_), "the stream");
-        check(cudaMemcpy(at(0), copy.data(), copy.size(), cudaMemcpyHostToDevice), "a copy to the cache");
-        settle("a copy to the cache");
+        for (const ByteRange& of : ranges) {
+            check(cudaMemcpyAsync(at(of.begin), from + of.begin, of.bytes(), cudaMemcpyHostToDevice, stream_),
+                  "a copy to the cache");
+        }
+        check(cudaStreamSynchronize(stream_), "a copy to the cache");
     }
 
 private:

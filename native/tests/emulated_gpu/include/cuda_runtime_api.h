@@ -84,6 +84,7 @@ enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToDevice, cudaMemc
 inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
     emulated::open_all();
     if (bytes != 0) std::memcpy(to, from, bytes);
+    emulated::copied_bytes += bytes;
     return cudaSuccess;
 }
 // Within one device; another's memory is copied by cudaMemcpyPeerAsync.
