@@ -226,8 +226,8 @@ void samples() {
         {"mla", 4, 4, 4, 256, 192, false, Format::n4},
         {"mla", 4, 4, 4, 128, 192, false, Format::n6, 1, 300, 1, 1},
         {"mla", 4, 3, 4, 256, 128, false, Format::n3, 2},
-        {"mla", 4, 4, 4, 256, 192, false, Format::q4, 3, 300, 1, 2},  // 48 rows of a thread block
-        {"mla", 4, 4, 4, 128, 256, false, Format::q2, 8, 200},        // twice 64
+        {"mla", 4, 4, 4, 256, 192, false, Format::q4, 3, 300, 1, 2},
+        {"mla", 4, 4, 4, 128, 256, false, Format::q2, 8, 200},
         {"wide", 4, 4, 4, 256, 192, false, Format::n5},
         {"expand keys", 4, 4, 4, 320, 384, true, Format::n3},
         {"decode", 2, 4, 1, 0, 0, false, Format::n2, 1, 200, 3},

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cstdlib>
 
 #include "ops/cuda/kernels/flash/layout.h"
 
@@ -43,8 +42,8 @@ cudaError_t launch(const Plan& plan, cudaStream_t stream) { return launch_flash(
 
 bool plan_flash(int capacity, const Device& device, CutProblem& p) {
     const int rows = p.n_tokens * (p.n_head / p.n_kv);
-    if (std::getenv("LATENTKV_NO_FLASH") != nullptr || !device.warpgroups || rows < least_rows ||
-        (p.head_dim != 64 && p.head_dim != 128) || 64 * p.k_blocks != p.head_dim || 64 * p.v_blocks != p.head_dim ||
+    if (!device.warpgroups || rows < least_rows || (p.head_dim != 64 && p.head_dim != 128) ||
+        64 * p.k_blocks != p.head_dim || 64 * p.v_blocks != p.head_dim ||
         flash_shared(p.head_dim) + 2048 > device.shared_bytes) {
         return false;
     }

@@ -49,10 +49,10 @@ struct MlaMarks {
 
 struct MlaShared {
     MlaRegion regions[max_regions];
-    MlaRow rows[most_mla_rows];
+    MlaRow rows[32];
     MlaMarks marks[2];
-    float scales[most_mla_rows];      // of sums before this tile
-    float before[most_mla_rows];      // what a row's mean counts for that the chunks before left
+    float scales[32];                 // of sums before this tile
+    float before[32];                 // what a row's mean counts for that the chunks before left
     uint32_t tokens[most_tile / 32];  // bit s of a word: a slot that holds a token
 };
 
@@ -105,7 +105,7 @@ __device__ inline void set_up(const MlaArgs& p, const MlaSteps& steps, const Mla
                               MlaShared& own, MlaUnit* units) {
     const WorkItem item(p, static_cast<int>(blockIdx.x));
     const int thread = static_cast<int>(threadIdx.x);
-    const int row = thread - (mla_threads - most_mla_rows);
+    const int row = thread - (mla_threads - 32);
     if (row >= 0 && row < p.mla.rows) {
         const int of_block = static_cast<int>(blockIdx.y) * p.mla.rows + row;
         const bool exists = of_block < (token < 0 ? item.n_rows : item.unit_heads);

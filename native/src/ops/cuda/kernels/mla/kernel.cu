@@ -72,8 +72,6 @@ cudaError_t launch_mla(const MlaArgs& args, int items, cudaStream_t stream) {
             return launch_rows<1>(args, items, stream);
         case 16:
             return launch_rows<2>(args, items, stream);
-        case 64:
-            return launch_one<8, 1, MlaK::latents>(args, items, stream);
         default:
             return launch_rows<4>(args, items, stream);
     }

@@ -1,4 +1,4 @@
-// One thread block: a part of the slots, up to 64 query rows of the heads that share a latent, all of its channels.
+// One thread block: a part of the slots, up to 32 query rows of the heads that share a latent, all of its channels.
 //
 //   scores     a warp takes 16 slots and a share of K's channels: latents are decoded into operand a, queries are operand b
 //   softmax    a warp takes rows of the tile's scores, adds up the shares, makes weights

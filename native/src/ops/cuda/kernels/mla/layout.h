@@ -18,8 +18,7 @@ constexpr int key_slots = 16;                           // slots of a warp when 
 constexpr int score_pitch = key_slots * mla_warps + 4;  // four lanes' rows start in different banks
 constexpr int most_tile = 128;                          // slots
 constexpr int most_mla_tokens = most_counted_tokens;    // more: least_expanded_tokens
-constexpr int mla_fixed = 6144;                         // bytes of the kernel's own variables, at most
-constexpr int most_mla_rows = 64;                       // query rows of a thread block
+constexpr int mla_fixed = 5120;                         // bytes of the kernel's own variables, at most
 constexpr int least_tile = 32;                          // and of a tile of f16 rows, which are read where they lie
 constexpr int most_decoded_head = 256;                  // head_dim, where V's latent is multiplied with a factor
 
@@ -44,7 +43,7 @@ struct MlaKeys {
 };
 
 struct MlaPlan {
-    int32_t rows;     // query rows of a thread block, 8, 16, 32 or 64
+    int32_t rows;     // query rows of a thread block, 8, 16 or 32
     int32_t k_units;  // of the widest group in any region; 0: scores are there
     int32_t tile;     // slots of a tile of compressed rows, at most
     int32_t k_pitch;  // bytes from row to row of a staged tile, equal to the cache's row_bytes modulo 16

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cstdlib>
 #include <tuple>
 
 #include "cache/formats.h"
@@ -72,10 +71,7 @@ const char* plan_mla_rows(const Request& request, Plan& a, MlaPlan& plan) {
     if (a.n_tokens > most_mla_tokens) return "too many tokens";
     if (a.v_blocks > most_units / 2 || (a.rebuild == 0 && a.k_blocks > most_units / 2)) return "latents are too wide";
     plan.apart = apart ? 1 : 0;
-    // their sums take a thread block's registers: of 64 rows those of one unit of V a warp
-    const bool many = std::getenv("LATENTKV_NO_ROWS64") == nullptr && rows > 32 && plan.keys.as == MlaK::latents &&
-                      !apart && 2 * a.v_blocks <= mla_warps;
-    plan.rows = rows <= 8 ? 8 : (rows <= 16 ? 16 : (many ? 64 : 32));
+    plan.rows = rows <= 8 ? 8 : (rows <= 16 ? 16 : 32);
     const bool scores = plan.keys.as == MlaK::scores;
     plan.k_units = scores ? 0 : (a.rebuild != 0 ? a.unit * a.head_dim / unit_channels : 2 * a.k_blocks);
     for (int r = 0; r < p.n_regions; r++) {

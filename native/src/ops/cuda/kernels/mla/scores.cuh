@@ -58,17 +58,13 @@ __device__ __forceinline__ void score_units(float (&scores)[NT][4], const uint8_
         reader.decode(words[1], affine[1], y);
         const uint32_t first[4] = {x[0], y[0], x[1], y[1]};
         const uint32_t second[4] = {x[2], y[2], x[3], y[3]};
-        constexpr int together = NT < 4 ? NT : 4;
+        uint4 q[NT];
 #pragma unroll
-        for (int n0 = 0; n0 < NT; n0 += together) {
-            uint4 q[together];
+        for (int n = 0; n < NT; n++) q[n] = query[n * 32];
 #pragma unroll
-            for (int n = 0; n < together; n++) q[n] = query[(n0 + n) * 32];
+        for (int n = 0; n < NT; n++) mma(scores[n], first, q[n].x, q[n].y);
 #pragma unroll
-            for (int n = 0; n < together; n++) mma(scores[n0 + n], first, q[n].x, q[n].y);
-#pragma unroll
-            for (int n = 0; n < together; n++) mma(scores[n0 + n], second, q[n].z, q[n].w);
-        }
+        for (int n = 0; n < NT; n++) mma(scores[n], second, q[n].z, q[n].w);
         at[0] += unit_bytes<Bits>;
         at[1] += unit_bytes<Bits>;
         query += NT * 32;
