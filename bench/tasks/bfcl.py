@@ -115,7 +115,7 @@ def calls_of(message: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 def asked_once(client: Client, problem: Problem) -> Outcome:
     entry = problem.data["entry"]
     offered = [tool(each) for each in entry["function"]]
-    answer = client.chat(entry["question"][0], LIMIT, tools=offered)
+    answer = client.chat(entry["question"][0], LIMIT, tools=offered, parallel_tool_calls=True)
     message = answer["choices"][0]["message"]
     try:
         calls = [{name: arguments} for name, arguments in calls_of(message)]
@@ -142,7 +142,7 @@ def conversation(client: Client, problem: Problem) -> Outcome:
                 messages += asked
                 turns.append([])
                 for _ in range(STEPS):
-                    answer = client.chat(messages, LIMIT, tools=offered)
+                    answer = client.chat(messages, LIMIT, tools=offered, parallel_tool_calls=True)
                     read = max(read, answer["usage"]["prompt_tokens"])
                     written += answer["usage"]["completion_tokens"]
                     message = answer["choices"][0]["message"]

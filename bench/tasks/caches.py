@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 NAMES = "f16,q8_0,q4_0,28%,14%,11%,8.5%"
 AGAIN = "f16-again"
@@ -54,6 +54,8 @@ def caches(names: str, model: Path, work: Path, name: str) -> list[Cache]:
     for each in names.split(","):
         if each.endswith("%"):
             budget = each.removesuffix("%")
+            if not re.fullmatch(r"\d+(\.\d+)?", budget):
+                raise SystemExit(f"error: [--caches] expected a share such as 14%; got {each}")
             found.append(Cache(each, work / f"{name}-{budget}.gguf", budget=each))
         else:
             found.append(Cache(each, model, ("--kv", "f16" if each == AGAIN else each)))
@@ -62,7 +64,3 @@ def caches(names: str, model: Path, work: Path, name: str) -> list[Cache]:
 
 def scale(cache: Cache, parallel: int) -> int:
     return max(1, parallel // 2) if cache.name == AGAIN else parallel
-
-
-def row(cache: Cache, **numbers: Any) -> dict[str, Any]:
-    return {"cache": cache.label, **numbers}

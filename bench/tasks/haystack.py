@@ -260,19 +260,20 @@ KINDS: dict[str, Make] = {
 
 
 def longest(kind: str, seed: str, room: int, count: Callable[[str], int]) -> Question:
-    """The question of this seed with the most context that fits `room` tokens with its answer."""
+    """The question of this seed with about the most context that fits `room` tokens with its answer."""
 
-    def question(n: int) -> Question:
-        return KINDS[kind](random.Random(seed), n)
+    def made(n: int) -> tuple[Question, float]:
+        question = KINDS[kind](random.Random(seed), n)
+        return question, (count(question.text + question.lead) + question.limit) / room
 
-    def fits(n: int) -> bool:
-        made = question(n)
-        return count(made.text + made.lead) + made.limit <= room
-
-    low = high = 12
-    while fits(high):
-        low, high = high, high * 2
-    while high - low > max(1, low // 64):
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return question(low)
+    n = 48
+    question, filled = made(n)
+    for _ in range(3):  # tokens grow with n almost in proportion
+        n = max(12, int(n * 0.995 / filled))
+        question, filled = made(n)
+    while filled > 1 and n > 12:
+        n = max(12, min(n - 1, int(n * 0.985)))
+        question, filled = made(n)
+    if filled > 1:
+        raise SystemExit(f"error: [ruler] expected room for {kind}; got {room} tokens")
+    return question

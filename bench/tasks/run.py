@@ -47,6 +47,19 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def main(args: argparse.Namespace, make: Callable[[argparse.Namespace], Task]) -> int:
+    """Status: 0, or 2 behind one line that says why."""
+    try:
+        solve(args, make)
+    except Refused as error:
+        print(error, file=sys.stderr)
+        return 2
+    except SystemExit as error:
+        print(error.code, file=sys.stderr)
+        return 2
+    return 0
+
+
+def solve(args: argparse.Namespace, make: Callable[[argparse.Namespace], Task]) -> None:
     if args.parallel < 1:
         raise SystemExit(f"error: [--parallel] expected a positive number; got {args.parallel}")
     if args.problems < 0:
@@ -54,12 +67,7 @@ def main(args: argparse.Namespace, make: Callable[[argparse.Namespace], Task]) -
     model = real_models.model_path(args.model)
     args.name = args.name or (args.model if args.model in real_models.MODELS else model.stem.lower())
     task = chosen(make(args), args)
-    try:
-        Run(task, args, model).run()
-    except Refused as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+    Run(task, args, model).run()
 
 
 def chosen(task: Task, args: argparse.Namespace) -> Task:
@@ -135,10 +143,11 @@ class Run:
         self.scores[cache.label] = scores
         numbers: dict[str, Any] = {"share": cache.share(self.model)}
         numbers |= {name: 100 * sum(of) / len(of) for name, of in scores.items()}
-        numbers |= dict(zip(("lost", "won"), self.lost_and_won(scores), strict=True))
         numbers["written"] = sum(each.written for _, each in every) / len(every)
         numbers["read"] = sum(each.read for _, each in every) / len(every)
         self.rows.append({"cache": cache.label} | numbers | {"seconds": round(seconds, 1)})
+        for row in self.rows:  # f16 may have come last
+            row["lost"], row["won"] = self.lost_and_won(self.scores[row["cache"]])
         line = [f"{c.label} {record.cell(self.rows[-1][c.key], c.format)}" for c in self.columns[1:]]
         print(f"{cache.label}: {', '.join(line)} ({seconds:.0f} s)", flush=True)
         if self.out:

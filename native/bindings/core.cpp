@@ -62,7 +62,7 @@ py::dict cache_slots(int n_ctx, int sink, int recent, double recent_ratio, const
                      bool blocks) {
     lkv::KvCacheOptions options;
     options.n_ctx = n_ctx;
-    options.n_ubatch = std::min(lkv::SessionOptions{}.n_ubatch, n_ctx);
+    options.n_ubatch = std::min(options.n_ubatch, n_ctx);
     options.sink = sink;
     options.recent = recent;
     options.recent_ratio = recent_ratio;

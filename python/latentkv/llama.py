@@ -47,7 +47,8 @@ class Llama(OpenAICalls):
     Args:
         latent_path: a sidecar of the model: a file with the factors and the plan of a latent cache.
         n_ctx: tokens of the cache (512 as in llama-cpp-python; 0 = the trained context).
-        n_batch, n_ubatch: tokens per native call; tokens that pass through the graph together.
+        n_batch, n_ubatch: tokens per native call; tokens that pass through the graph together, 0 = 512,
+            or 2048 where all layers are on GPUs that have the memory.
         kv: a preset ("balanced", "small", "smaller", "smallest": docs/cache.md), a row format for K and V, or
             a pair as "c4/q4"; "" = the file's plan, else f16. `kv_k` and `kv_v` set one of them. `type_k` and
             `type_v` are llama-cpp-python's names for the same, as format names or ggml type numbers.
@@ -93,8 +94,8 @@ class Llama(OpenAICalls):
         use_mmap: bool = True,
         seed: int = RANDOM_SEED,
         n_ctx: int | str = 512,
-        n_batch: int = 512,
-        n_ubatch: int = 512,
+        n_batch: int = 2048,
+        n_ubatch: int = 0,
         n_threads: int | None = None,
         n_threads_batch: int | None = None,
         logits_all: bool = False,

@@ -95,6 +95,7 @@ def bpe_tokenizer() -> Any:
 Tiny = Callable[..., Path]
 # Text parts of models that see pictures, without a class in transformers -> models that compute the same.
 SAME_OF_TEXT = {"qwen2_vl_text": "qwen2", "qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe"}
+SAME_OF_TEXT |= {"bailing_moe_v2": "sarvam_moe"}  # which transformers saves with these names
 
 
 def text_config(settings: dict[str, Any]) -> Any:

@@ -20,7 +20,8 @@ constexpr std::array optional_keys = {
     key::block_embedding_scale, key::block_attention_scale, key::block_residual_scale, key::block_logit_scale,
     key::block_logit_softcap,   key::block_expert_norm,     key::block_yarn_truncate,  key::block_attention_softcap,
     key::block_windows,         key::block_rope_bases,      key::block_rope_scaled,    key::block_value_norm,
-    key::block_value_of_key,    key::block_mixers,          key::block_output_gate,    key::block_gate};
+    key::block_value_of_key,    key::block_mixers,          key::block_output_gate,    key::block_gate,
+    key::block_norm_after_rope};
 
 template <typename Enum, size_t n>
 Enum need_word(const GgufFile& file, std::string_view key, const std::array<std::string_view, n>& words) {
@@ -144,6 +145,7 @@ BlockDescription described(const GgufFile& file, const HParams& h) {
         fail(key::block_activation, "expected swiglu_oai in a gated FFN; got a plain one");
     }
     block.output_gate = file.find_bool(key::block_output_gate).value_or(false);
+    block.norm_after_rope = file.find_bool(key::block_norm_after_rope).value_or(false);
     if (file.has(key::block_gate)) block.gate = need_word<Gate>(file, key::block_gate, schema::gate_words);
     read_layers(file, h, block);
     read_mixers(file, h, block);
@@ -243,10 +245,34 @@ BlockDescription of_stock(const GgufFile& file, const HParams& h) {
     }
     block.output_gate = stock.output_gate;
     block.gate = stock.gate;
+    block.norm_after_rope = stock.norm_after_rope;
     if (stock.mixer_period > 0) mix_by_recurrence(file, h, stock.mixer_period, block);
     if (stock.window_period > 0 && block.layers.front().window > 0) alternate(file, h, stock, block);
     share_rows(file, h, block);
     return block;
+}
+
+// Stock keys, for files of ours too; one value each, or one a layer.
+void read_xielu(const GgufFile& file, const HParams& h, BlockDescription& block) {
+    if (block.activation != Activation::xielu) return;
+    if (block.ffn != Ffn::plain) fail(key::block_activation, "expected xielu in a plain FFN; got another");
+    const auto read = [&](const char* name) {
+        const std::string key = h.architecture + ".xielu." + name;
+        if (const auto one = file.has(key) && !file.find(key)->is_array ? file.find_f32(key) : std::nullopt) {
+            return std::vector<float>(static_cast<size_t>(h.n_layer), *one);
+        }
+        std::vector<float> values = per_layer(key, file.find_f32_array(key), h.n_layer);
+        if (values.empty()) fail(key, "expected a number, or one a layer; got none");
+        for (const float value : values) {
+            if (!(std::abs(value) <= largest_scale))
+                fail(key, "expected numbers up to ", largest_scale, "; got ", value);
+        }
+        return values;
+    };
+    const auto alpha_n = read("alpha_n"), alpha_p = read("alpha_p"), beta = read("beta"), eps = read("eps");
+    for (size_t il = 0; il < alpha_n.size(); il++) {
+        block.xielu.push_back({alpha_n[il], alpha_p[il], beta[il], eps[il]});
+    }
 }
 
 }  // namespace
@@ -256,7 +282,9 @@ void check_architecture(const GgufFile& file, const std::string& architecture) {
 }
 
 BlockDescription read_block(const GgufFile& file, const HParams& sizes) {
-    return file.has(key::block_norm) ? described(file, sizes) : of_stock(file, sizes);
+    BlockDescription block = file.has(key::block_norm) ? described(file, sizes) : of_stock(file, sizes);
+    read_xielu(file, sizes, block);
+    return block;
 }
 
 }  // namespace lkv

@@ -27,6 +27,14 @@ struct LayerAttention {
     int rows_of = -1;         // the earlier layer whose K and V this one reads, -1: its own
 };
 
+// xIELU of one layer (Huang and Schlag 2024, arXiv 2411.13010), as checkpoints have it: softplus comes later.
+struct Xielu {
+    float alpha_n;
+    float alpha_p;
+    float beta;
+    float eps;
+};
+
 struct BlockDescription {
     Norm norm = Norm::rms;
     Activation activation = Activation::silu;
@@ -43,10 +51,12 @@ struct BlockDescription {
     bool value_norm = false;         // V of a head is divided by its root mean square
     bool value_of_key = false;       // V of a layer without attn_v.weight is what attn_k.weight makes
     bool output_gate = false;        // attention's output is multiplied by a sigmoid, which attn_q makes beside Q
+    bool norm_after_rope = false;    // heads of Q and K are normed behind RoPE, not before
     Gate gate = Gate::none;          // of attention's output, made by attn_gate.weight: of a head, or of each number
     float logit_scale = 1.0F;
     float logit_softcap = 0.0F;          // logits = cap · tanh(logits / cap), 0 = none
     std::vector<LayerAttention> layers;  // [n_layer]
+    std::vector<Xielu> xielu;            // [n_layer] with Activation::xielu
 };
 
 // Errors: Error for a file without latentkv.block.* keys whose architecture has no stock description.

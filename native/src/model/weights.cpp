@@ -1,5 +1,6 @@
 #include "model/weights.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/error.h"
@@ -115,6 +116,10 @@ void Loader::load_projections() {
     load_gate();
     load_head_norm("attn_q_norm.weight", heads_.n_head, l_.attn_q_norm, l_.attn_q_norm_whole);
     load_head_norm("attn_k_norm.weight", heads_.n_kv, l_.attn_k_norm, l_.attn_k_norm_whole);
+    if (h_.block.norm_after_rope && (l_.attn_q_norm == nullptr || l_.attn_k_norm == nullptr)) {
+        fail("gguf", "expected norms of ", heads_.head_dim, " numbers behind RoPE, ", blk_, "attn_q_norm.weight and ",
+             blk_, "attn_k_norm.weight; got none, or one over all heads");
+    }
     l_.attn_output = need("attn_output.weight", {wq, d});
     l_.attn_output_bias = optional("attn_output.bias", {d});
 }
@@ -198,6 +203,7 @@ void Loader::load_keys() {
         l_.k_b = by_channel(l_.attn_k_b, heads_.n_kv, heads_.head_dim);
         if (l_.attn_k_bias != nullptr) l_.k_bias = to_floats(l_.attn_k_bias);
         if (l_.attn_k_norm != nullptr) l_.k_norm = to_floats(l_.attn_k_norm);
+        if (h_.block.norm_after_rope) std::ranges::fill(l_.k_norm, 1.0F);  // queries have it, see Projections::heads
     }
     if (spec_.k_path == KPath::rotated || spec_.k_path == KPath::absorbed) {
         l_.attn_q_e = need("attn_q_e.weight", {heads_.head_dim, rank, heads_.n_kv});

@@ -76,7 +76,13 @@ void Session::decode(std::span<const int32_t> tokens, std::span<const int32_t> p
 }
 
 EqualRuns Session::next_ubatch(std::span<const int32_t> seq, std::span<const uint8_t> output) const {
-    const size_t limit = longest_ubatch(seq);
+    size_t limit = longest_ubatch(seq);
+    // results take memory too, a row of logits each
+    constexpr size_t most_results = usual_ubatch;
+    if (limit > most_results && std::count_if(output.begin(), output.begin() + static_cast<ptrdiff_t>(limit),
+                                              [](uint8_t wanted) { return wanted != 0; }) > usual_ubatch) {
+        limit = most_results;
+    }
     return cache_.states().is_used() ? first_equal_runs(seq, output, limit) : EqualRuns{limit, 1, false};
 }
 

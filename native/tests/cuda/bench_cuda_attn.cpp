@@ -84,6 +84,7 @@ const std::vector<Shape> shapes = {
     {"8B", "rebuild 128/latent 128 of 2 heads", 32, 8, 2, 128, 2, 128, true},
     {"8B", "rebuild 256/latent 256 of 4 heads", 32, 8, 4, 256, 4, 256, true},
     {"7B", "full/full", 32, 32, 1, 0, 1, 0, false},
+    {"1.5B", "full/full", 12, 2, 1, 0, 1, 0, false},
     {"7B", "rotated 64/latent 64 per head", 32, 32, 1, 64, 1, 64, false},
     {"7B", "rotated 1024/latent 1024 joint", 32, 32, 32, 1024, 32, 1024, false},
     {"7B", "rotated 2048/latent 2048 joint", 32, 32, 32, 2048, 32, 2048, false},
@@ -381,8 +382,11 @@ int main(int argc, char** argv) {
             for (const int depth : depths) {
                 if (n_tokens > 1 && depth != 16384) continue;
                 if (n_tokens == 1 && shape.prefill) continue;
-                for (const Format format : {Format::f16, Format::q8, Format::q4, Format::q5}) {
-                    if (n_tokens > 1 && format != Format::f16 && format != Format::q4) continue;
+                for (const Format format :
+                     {Format::f16, Format::q8_0, Format::q4_0, Format::q8, Format::q4, Format::q5}) {
+                    const bool stock = format == Format::q8_0 || format == Format::q4_0;
+                    if (n_tokens > 1 && format != Format::f16 && format != Format::q4 && !stock) continue;
+                    if (stock && shape.k_rank > 0) continue;
                     if (!wanted(shape, format)) continue;
                     if (!shape.k_plan.empty() && format != Format::f16) continue;
                     try {

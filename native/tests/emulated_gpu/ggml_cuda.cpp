@@ -90,5 +90,7 @@ namespace lkv::cuda {
 cudaStream_t stream_of(ggml_backend_t backend) { return &of(backend).stream; }
 cudaError_t give_priority(ggml_backend_t) { return cudaSuccess; }
 bool waits(const ggml_tensor*) { return false; }
+bool is_tiled(ggml_backend_t, const ggml_tensor*, int) { return false; }
+void multiply_tiled(ggml_backend_t, ggml_tensor*) {}
 
 }  // namespace lkv::cuda

@@ -273,9 +273,10 @@ def add_ubatch(group: Any) -> None:
         "-ub",
         "--ubatch-size",
         type=number(ranges.N_UBATCH),
-        default=512,
+        default=0,
         metavar="N",
-        help="tokens of a prompt that are computed together (default: 512)",
+        help="tokens of a prompt that are computed together (default: 512, or 2048 where all layers are "
+        "on GPUs that have the memory)",
     )
 
 

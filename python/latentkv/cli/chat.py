@@ -156,9 +156,9 @@ def _parser() -> argparse.ArgumentParser:
         "-b",
         "--batch-size",
         type=number(ranges.N_BATCH),
-        default=512,
+        default=2048,
         metavar="N",
-        help="tokens of a prompt per native call; Ctrl-C works between calls (default: 512)",
+        help="tokens of a prompt per native call (default: 2048)",
     )
     parser.add_argument(
         "--color",

@@ -150,18 +150,19 @@ def _caches(model: Any, asked: SessionOptions) -> list[tuple[str, SessionOptions
 
 def cards(path: str, latent_path: str, model: Any, asked: SessionOptions) -> list[dict[str, Any]]:
     """What GPUs hold: of a model with recurrent layers, whose states are beside the rows, the largest cache
-    and the smallest; of a plain file the larger GPU, with every cache. Empty for other files."""
-    from latentkv.plan.fit import on_card
+    and the smallest; of a plain file the smaller GPU, with every cache. Empty for other files."""
+    from latentkv.plan.fit import models_of, on_card
 
     caches, sizes = _caches(model, asked), _CARDS
     if any(layer["mixer"] != "attention" for layer in model.layers):
         caches = [caches[0], *caches[1:][-1:]]
     elif model.is_plain:
-        sizes = _CARDS[-1:]
+        sizes = _CARDS[:1]
     else:
         return []
+    models = models_of(path, latent_path)
     return [
-        {"kv": kv, **asdict(on_card(path, latent_path, cache, size << 30))}
+        {"kv": kv, **asdict(on_card(path, latent_path, cache, size << 30, models))}
         for size in sizes
         for kv, cache in caches
     ]

@@ -28,6 +28,7 @@ def main(argv: Sequence[str]) -> int:
     args = options.parse(_parser(), argv)
     from latentkv import _core
     from latentkv.measure.perplexity import Cache, Progress, perplexity
+    from latentkv.plan.options import USUAL_UBATCH
     from latentkv.version import version
 
     text = read_text(args.file, "-f")
@@ -55,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
             chunks=args.chunks,
             decode=args.decode,
             parallel=args.parallel,
-            n_ubatch=args.ubatch_size,
+            n_ubatch=args.ubatch_size or USUAL_UBATCH,
             against=against,
             depth_buckets=args.depth_buckets,
             progress=shown,

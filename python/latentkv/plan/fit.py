@@ -7,19 +7,19 @@ sequence, and a smaller budget less than either.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NoReturn
 
 from latentkv import _core
-from latentkv.errors import expected
+from latentkv.errors import LatentKVError, expected
 from latentkv.plan.gpus import BY_FREE_MEMORY, Gpus
 from latentkv.plan.kv_budget import AUTO as AUTO_BUDGET
 from latentkv.plan.kv_budget import KvBudget
 from latentkv.plan.master import planned
 from latentkv.plan.memory import free_on_gpus, free_on_host
-from latentkv.plan.options import SessionOptions
+from latentkv.plan.options import USUAL_UBATCH, SessionOptions
 from latentkv.quantities import bytes_text
 from latentkv.ranges import N_CTX
 
@@ -67,8 +67,6 @@ def fit(path: str, latent_path: str, asked: Asked, options: SessionOptions | Map
     sized = asked.n_ctx == AUTO or options.kv_budget == AUTO_BUDGET
     looks = sized or asked.n_gpu_layers == AUTO  # the first look at a GPU starts CUDA
     gpus = free_on_gpus() if looks and asked.n_gpu_layers != 0 else []
-    if gpus and asked.n_gpu_layers == AUTO and _stays_on_cpu(path, latent_path):
-        asked, gpus = replace(asked, n_gpu_layers=0), []
     if asked.n_gpu_layers == AUTO and (not gpus or options.implementation == "reference"):
         if asked.gpus.tensor_split or asked.gpus.main_gpu:
             raise expected("-ngl", "a GPU for --tensor-split or --main-gpu", "none", "leave them out")
@@ -82,11 +80,37 @@ def fit(path: str, latent_path: str, asked: Asked, options: SessionOptions | Map
     if sized and options.implementation == "reference":
         raise expected("auto", "fused attention, whose memory is forecast", "--implementation reference")
     asked = replace(asked, gpus=_shared(asked, options, gpus))
-    return _Search(path, latent_path, asked, options, gpus, free_on_host() if sized else None).found()
+    host = free_on_host() if sized else None
+
+    def found(options: SessionOptions) -> Fit:
+        return _Search(path, latent_path, asked, options, gpus, host).found()
+
+    if options.n_ubatch or not gpus:
+        return found(options)
+    # longer ubatches have what memory is left
+    usual = found(replace(options, n_ubatch=USUAL_UBATCH))
+    try:
+        long = found(options)
+    except LatentKVError:
+        return usual
+    same = (usual.n_gpu_layers, usual.n_ctx, usual.options.kv_budget)
+    return long if same == (long.n_gpu_layers, long.n_ctx, long.options.kv_budget) else usual
 
 
-def _stays_on_cpu(path: str, latent_path: str) -> bool:
-    return bool(_core.Model(path, latent_path=latent_path, describe_only=True).gpu_obstacle)
+Models = Callable[[int], _core.Model]  # layers on GPUs -> what describes the model so
+
+
+def models_of(path: str, latent_path: str, gpus: Gpus = BY_FREE_MEMORY) -> Models:
+    """Each is opened once."""
+    return cache(
+        lambda n: _core.Model(
+            path,
+            latent_path=latent_path,
+            n_gpu_layers=n,
+            describe_only=True,
+            **(gpus if n else BY_FREE_MEMORY).options(),
+        )
+    )
 
 
 @dataclass(frozen=True)
@@ -101,11 +125,16 @@ class OnCard:
     compute: int
 
 
-def on_card(path: str, latent_path: str, options: SessionOptions, free: int) -> OnCard:
-    """What fits on a card, which need not be there; by the numbers that `-c auto` uses."""
+def on_card(
+    path: str, latent_path: str, options: SessionOptions, free: int, models: Models | None = None
+) -> OnCard:
+    """What fits on a card, which need not be there; by the numbers that `-c auto` uses. models: of the file,
+    where several questions share them."""
     options = replace(options, kv_budget=None) if options.kv_budget == AUTO_BUDGET else options
-    n_layer = _core.Model(path, latent_path=latent_path, describe_only=True).n_layer
-    search = _Search(path, latent_path, Asked(n_layer, AUTO), options, [free], None)
+    options = replace(options, n_ubatch=options.n_ubatch or USUAL_UBATCH)
+    models = models or models_of(path, latent_path)
+    n_layer = models(0).n_layer
+    search = _Search(path, latent_path, Asked(n_layer, AUTO), options, [free], None, models)
     choice = search.best(n_layer)
     n_ctx = STEP if choice is None else choice.n_ctx
     forecast = search.forecast(n_layer, n_ctx)
@@ -182,6 +211,7 @@ class _Search:
         options: SessionOptions,
         gpus: list[int],
         host: int | None,
+        models: Models | None = None,
     ) -> None:
         """gpus: free bytes of each; host: too, None where what is there is not looked at."""
         self.asked = asked
@@ -189,15 +219,7 @@ class _Search:
         self.gpus = gpus
         self.free: dict[int | None, int | None] = dict(enumerate(gpus))
         self.free[None] = host
-        self.model = cache(
-            lambda n: _core.Model(
-                path,
-                latent_path=latent_path,
-                n_gpu_layers=n,
-                describe_only=True,
-                **(asked.gpus if n else BY_FREE_MEMORY).options(),
-            )
-        )
+        self.model = models or models_of(path, latent_path, asked.gpus)
 
     def found(self) -> Fit:
         if not self.gpus:

@@ -11,6 +11,8 @@ from latentkv import ranges
 from latentkv.plan import kv_budget
 from latentkv.plan.kv_budget import KvBudget
 
+USUAL_UBATCH = 512  # tokens, where no other length is asked for and long ones have no room or no use
+
 
 @dataclass(frozen=True)
 class RowFormats:
@@ -63,7 +65,7 @@ class SessionOptions(CachePolicy, RowFormats):
     `kv_budget` is not among native code's: plan.master makes a plan of it."""
 
     n_ctx: int = 0  # tokens of all sequences together; 0 = as trained
-    n_ubatch: int = 512
+    n_ubatch: int = 0  # 0 = USUAL_UBATCH, or 2048 where all layers are on GPUs that have the memory
     n_seq_max: int = 1
     n_guesses: int = (
         0  # that recurrent layers take back without computing anything anew; a state's memory each

@@ -84,7 +84,7 @@ def test_integer_weights_are_refused(tiny: Tiny) -> None:
     state = load_file(directory / "model.safetensors")
     state["model.norm.weight"] = torch.ones(96, dtype=torch.int32)
     save_file(state, directory / "model.safetensors")
-    with pytest.raises(ConvertError, match="expected a dtype of F64, F32, F16, BF16, F8_E4M3, .*; got I32"):
+    with pytest.raises(ConvertError, match=r"expected a dtype of F64, F32, F16, BF16, F8_E4M3, .*; got I32"):
         Checkpoint(directory).read("model.norm.weight")
 
 

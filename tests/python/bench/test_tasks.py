@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import random
 from argparse import Namespace
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tasks import conversation, haystack, humaneval, limits, run
+from tasks import conversation, haystack, humaneval, limits, run, together
 from tasks.backend import called
 from tasks.task import Client, Outcome, Problem, Refused, Task
 
@@ -112,6 +111,22 @@ def test_numbers_of_a_stock_list_are_unique() -> None:
     assert len({part["serial"] for part in parts}) == len({part["part"] for part in parts}) == len(parts)
 
 
+def test_tasks_stand_in_one_table() -> None:
+    def result(score: float, *caches: str) -> dict[str, Any]:
+        columns = [{"key": "share", "unit": "%"}, {"key": "few", "unit": "%"}, {"key": "lost", "unit": ""}]
+        rows = [
+            {"cache": cache, "share": 50, "few": score, "lost": at or None, "won": at or None}
+            for at, cache in enumerate(caches)
+        ]
+        return {"columns": columns, "rows": rows}
+
+    columns, rows = together.merged([("a", result(1, "f16", "q8_0")), ("b", result(2, "f16", "x", "q8_0"))])
+    assert [column.key for column in columns] == ["cache", "share", "a_few", "b_few", "lost", "won"]
+    assert [row["cache"] for row in rows] == ["f16", "q8_0", "x"]
+    assert rows[1] == {"cache": "q8_0", "share": 50, "a_few": 1, "b_few": 2, "lost": 3, "won": 3}
+    assert (rows[2]["a_few"], rows[0]["lost"]) == (None, None)
+
+
 def arguments(path: Path, out: Path, *words: str) -> Namespace:
     made = run.parser("").parse_args([str(path), "--work", str(out.parent), "--out", str(out), *words])
     return Namespace(**vars(made) | {"threads": 1})
@@ -148,21 +163,23 @@ def test_losses_are_counted_and_finished_caches_kept(converted: Any, tmp_path: P
     assert [json.loads(line)["problem"] for line in answers] == ["number 0", "number 1", "number 2"]
 
 
-def refused(client: Client, problem: Problem) -> list[Outcome]:
-    raise Refused("error: [server] expected 200; got 400")
-
-
 @pytest.mark.parametrize(
-    ("words", "solve", "why"),
+    ("words", "why"),
     [
-        (("--groups", "many"), refused, r"error: \[--groups\] expected few; got many"),
-        (("--problems", "-1"), refused, r"error: \[--problems\] expected a number from 0; got -1"),
-        (("--parallel", "0"), refused, r"error: \[--parallel\] expected a positive number; got 0"),
+        (("--groups", "many"), "error: [--groups] expected few; got many"),
+        (("--problems", "-1"), "error: [--problems] expected a number from 0; got -1"),
+        (("--parallel", "0"), "error: [--parallel] expected a positive number; got 0"),
+        (("--caches", "f16,x%"), "error: [--caches] expected a share such as 14%; got x%"),
+        (("--caches", "f16"), "error: [server] expected 200; got 400"),
     ],
 )
 def test_a_wrong_command_ends_in_one_line(
-    words: tuple[str, ...], solve: Callable[..., Any], why: str, converted: Any, tmp_path: Path
+    words: tuple[str, ...], why: str, converted: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    task = Task("task", "", {"few": 128}, [Problem("one", "few")], solve)
-    with pytest.raises(SystemExit, match=why):
-        run.main(arguments(converted("--method", "none"), tmp_path / "x.json", *words), lambda _: task)
+    def refused(client: Client, problem: Problem) -> list[Outcome]:
+        raise Refused("error: [server] expected 200; got 400")
+
+    task = Task("task", "", {"few": 128}, [Problem("one", "few")], refused)
+    args = arguments(converted("--method", "none"), tmp_path / "x.json", *words)
+    assert run.main(args, lambda _: task) == 2
+    assert capsys.readouterr().err == f"{why}\n"

@@ -179,6 +179,30 @@ def test_layers_that_fit_on_the_gpu(master: str, free: Any, monkeypatch: Any, n_
     assert fit.fit(master, "", fit.Asked("auto", 512), {}) == fit.Fit(0, 512, SessionOptions())
 
 
+def test_long_ubatches_take_what_memory_is_left(master: str, free: Any, monkeypatch: Any) -> None:
+    from latentkv import _core
+    from latentkv.plan import fit
+
+    def takes(layers: int, **options: Any) -> Any:
+        model = _core.Model(master, n_gpu_layers=layers, describe_only=True)
+        return model.forecast(4096, kv="f16", **options)
+
+    def with_room(n_bytes: int) -> Any:
+        monkeypatch.setattr(fit, "free_on_gpus", lambda: [n_bytes + fit.MARGIN])
+        return fit.fit(master, "", fit.Asked("auto", "auto"), {"kv": "f16"})
+
+    free(1 << 40)
+    n_layer = _core.Model(master, describe_only=True).n_layer
+    assert takes(n_layer) == takes(n_layer, n_ubatch=2048)
+    for layers, options in ((0, {}), (n_layer - 1, {}), (n_layer, {"evict": "h2o", "keep_tokens": "4096"})):
+        assert takes(layers, **options) == takes(layers, n_ubatch=512, **options)
+    usual, long = (fit.needs(takes(n_layer, n_ubatch=n))[0].total for n in (512, 2048))
+    assert usual < long
+    for room, n_ubatch in ((usual, 512), (long - 1, 512), (long, 0)):
+        found = with_room(room)
+        assert (found.n_gpu_layers, found.n_ctx, found.options.n_ubatch) == (n_layer, 4096, n_ubatch)
+
+
 def test_layers_that_fit_on_two_gpus(master: str, free: Any, monkeypatch: Any) -> None:
     from latentkv import Llama, _core
     from latentkv.plan import fit
@@ -186,11 +210,13 @@ def test_layers_that_fit_on_two_gpus(master: str, free: Any, monkeypatch: Any) -
 
     def with_room(*n_bytes: int, gpus: Gpus = Gpus(), **options: Any) -> Any:  # noqa: B008
         monkeypatch.setattr(fit, "free_on_gpus", lambda: [n + fit.MARGIN for n in n_bytes])
-        return fit.fit(master, "", fit.Asked("auto", 4096, gpus=gpus), {"kv": "f16"} | options)
+        return fit.fit(
+            master, "", fit.Asked("auto", 4096, gpus=gpus), {"kv": "f16", "n_ubatch": 512} | options
+        )
 
     def takes(*shares: float) -> Any:
         model = _core.Model(master, n_gpu_layers=99, tensor_split=shares, describe_only=True)
-        forecast = model.forecast(4096, kv="f16")
+        forecast = model.forecast(4096, kv="f16", n_ubatch=512)
         assert sum(run["weights"] for run in forecast["runs"]) == forecast["weights"]
         assert sum(run["cache"] for run in forecast["runs"]) == forecast["k"] + forecast["v"]
         return fit.needs(forecast)

@@ -19,7 +19,7 @@ POLISH = "polishing"
 WRITE = "writing"
 
 ROUGHLY = 2  # windows that a plan is checked on first
-SHARED = 8  # windows whose loss is divided among the segments of a plan
+SHARED = 4  # windows whose loss is divided among the segments of a plan
 
 # Seconds of two cores of an AMD EPYC of 2024. On other machines all of them are longer or shorter together.
 _PRODUCT = {True: 0.7e12, False: 0.35e12}  # operations a second: of bf16, of f32

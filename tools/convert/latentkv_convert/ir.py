@@ -49,6 +49,7 @@ class BlockSpec:
     value_of_key: bool = False  # V of a layer without attn_v is what attn_k makes
     mixers: tuple[str, ...] | None = None  # per layer, what mixes tokens; None: attention in all
     gate: str = "none"  # of attention's output, made by attn_gate: of every head, or of each number
+    norm_after_rope: bool = False  # heads of Q and K are normed behind RoPE, not before
     output_gate: bool = False  # attn_q has a gate of as many rows behind each head; see docs/gguf.md
 
     def said(self) -> dict[str, Any]:
@@ -167,6 +168,9 @@ class ModelSpec:
     recurrent_tensors: tuple[TensorRole, ...] = ()  # all of a layer that does not attend
     dense_tensors: tuple[TensorRole, ...] = ()  # all of the first layers, where these have no experts
     mla: Mla | None = None
+    layer_numbers: Mapping[str, str] = field(
+        default_factory=dict
+    )  # stock key -> tensor of one number a layer
 
     def at(self, layer: int) -> ModelSpec:
         """The model as this layer sees it: with its own heads."""
@@ -374,10 +378,9 @@ class Polished:
 
     @property
     def share(self) -> float:
-        """Of the loss that is left, geometric mean over texts."""
-        return math.exp(sum(map(math.log, self.after)) / len(self.after)) / math.exp(
-            sum(map(math.log, self.before)) / len(self.before)
-        )
+        """Of the loss, that is left: the mean over texts."""
+        left = [b / max(a, 1e-12) for a, b in zip(self.before, self.after, strict=True)]
+        return sum(left) / len(left)
 
 
 @dataclass(frozen=True)

@@ -145,8 +145,8 @@ private:
     }
 
     LKV_HD static int code_of(float x, float low, float inverse) {
-        const int level = HasMinimum ? static_cast<int>((x - low) * inverse + 0.5f)
-                                     : static_cast<int>(x * inverse + (middle + 0.5f));
+        const int level =
+            HasMinimum ? static_cast<int>((x - low) * inverse + 0.5f) : static_cast<int>(x * inverse + (middle + 0.5f));
         return level < levels ? level : levels;
     }
 

@@ -6,9 +6,13 @@
 
 namespace lkv {
 
+constexpr int usual_ubatch = 512;
+// Of a prompt on a GPU: weights and the latents of the whole context are read once for more tokens.
+constexpr int long_ubatch = 2048;
+
 struct PlacementOptions {
     int n_ctx = 512;  // cells over all sequences
-    int n_ubatch = 512;
+    int n_ubatch = usual_ubatch;
     int exact_ubatch = 512;  // of a ubatch the most tokens that enter the recent region whole; longer ones come settled
     int n_seq_max = 1;
     int sink = 0;

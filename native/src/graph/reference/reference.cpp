@@ -57,7 +57,8 @@ ggml_tensor* key_rows(ggml_context* ctx, const Model& model, const LayerWeights&
                                   static_cast<size_t>(j) * static_cast<size_t>(rows.p.head_dim) * sizeof(float)));
     }
     if (layer.attn_k_norm != nullptr) {
-        k = ggml_mul(ctx, ggml_rms_norm(ctx, k, h.norm_eps), layer.attn_k_norm);
+        k = ggml_rms_norm(ctx, k, h.norm_eps);
+        if (!h.block.norm_after_rope) k = ggml_mul(ctx, k, layer.attn_k_norm);
     }
     if (rope.rotates()) {
         ggml_tensor* const positions =

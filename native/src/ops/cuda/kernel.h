@@ -49,7 +49,8 @@ struct Request {
     const LatentAttnParams& params;  // shapes and row layouts; no row is read
     int capacity;                    // slots of all regions
     const Device& device;
-    int beside = 0;  // multiprocessors that another problem's kernel takes at the same time
+    int beside = 0;        // multiprocessors that another problem's kernel takes at the same time
+    bool windows = false;  // full rows that leave parts once there are latents beside them
 };
 
 // B of K on the host, and which dimensions are turned.

@@ -34,6 +34,12 @@ using cuda::check;
 using cuda::DeviceMemory;
 using cuda::Lane;
 
+// Tokens of a step from which on tiles are faster than columns.
+constexpr int least_tiled_tokens = 6;
+int tiled_from() {
+    const char* const asked = std::getenv("LATENTKV_TILES");
+    return asked != nullptr ? std::atoi(asked) : least_tiled_tokens;
+}
 constexpr size_t largest_pinned = size_t{8} << 20;
 
 // C calls what returns these: errors are logged and returned, never thrown.
@@ -342,17 +348,20 @@ ggml_status CudaGpu::run(ggml_cgraph* graph, int first, int end, const Lane& lan
         return ggml_backend_graph_compute_async(lane.backend(), &view);
     };
     for (int i = first; i < end; i++) {
-        const ggml_tensor* const node = ggml_graph_node(graph, i);
+        ggml_tensor* const node = ggml_graph_node(graph, i);
         const std::optional<cuda::ProductArgs> product = products_.product_of(node);
         const bool turned = products_.turned(node);
         const std::optional<cuda::TurnArgs> turn = products_.turning(node);
-        if (node->op != GGML_OP_CUSTOM && !product && !turned && !turn) continue;
+        const bool tiled = !product && cuda::is_tiled(lane.backend(), node, tiled_from());
+        if (node->op != GGML_OP_CUSTOM && !product && !turned && !turn && !tiled) continue;
         ggml_status status = ordinary(first, i);
         if (status != GGML_STATUS_SUCCESS) return status;
         first = i + 1;
         if (turned) continue;
         if (turn) {
             status = started(cuda::turn_heads(*turn, lane.stream()), node);
+        } else if (tiled) {
+            cuda::multiply_tiled(lane.backend(), node);
         } else if (product) {
             status = started(cuda::multiply(*product, lane.stream()), node);
         } else {

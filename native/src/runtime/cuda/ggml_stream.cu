@@ -25,6 +25,23 @@ cudaError_t give_priority(ggml_backend_t backend) {
     return error == cudaSuccess ? cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, highest) : error;
 }
 
+bool is_tiled(ggml_backend_t backend, const ggml_tensor* node, int least) {
+    if (node->op != GGML_OP_MUL_MAT || ggml_get_op_params_i32(node, 1) == GGML_HINT_SRC0_IS_HADAMARD) return false;
+    const ggml_tensor* const w = node->src[0];
+    const ggml_tensor* const x = node->src[1];
+    const int cc = ggml_cuda_info().devices[static_cast<ggml_backend_cuda_context*>(backend->context)->device].cc;
+    return x->type == GGML_TYPE_F32 && node->type == GGML_TYPE_F32 && w->view_src == nullptr && w->buffer != nullptr &&
+           ggml_backend_buffer_get_usage(w->buffer) == GGML_BACKEND_BUFFER_USAGE_WEIGHTS && x->ne[1] >= least &&
+           x->ne[2] == 1 && x->ne[3] == 1 && ggml_cuda_should_use_mmvq(w->type, cc, x->ne[1]) &&
+           ggml_cuda_should_use_mmq(w->type, cc, x->ne[1], 0);
+}
+
+void multiply_tiled(ggml_backend_t backend, ggml_tensor* node) {
+    auto& context = *static_cast<ggml_backend_cuda_context*>(backend->context);
+    ggml_cuda_set_device(context.device);
+    ggml_cuda_mul_mat_q(context, node->src[0], node->src[1], nullptr, node);
+}
+
 // As ggml_cuda_mul_mat_id decides: by kernels for few tokens, by quantized ones, by ones in floating point, else expert by expert once
 // the host knows which token goes where.
 bool waits(const ggml_tensor* node) {

@@ -12,6 +12,11 @@ cudaStream_t stream_of(ggml_backend_t backend);
 // Before the backend's first work: its stream becomes one of the highest priority.
 cudaError_t give_priority(ggml_backend_t backend);
 
+// A product of quantized weights and at least `least` tokens, of few enough that ggml-cuda would take it column by column: by tiles, for
+// tensor cores, instead. False: this node is none.
+bool is_tiled(ggml_backend_t backend, const ggml_tensor* node, int least);
+void multiply_tiled(ggml_backend_t backend, ggml_tensor* node);
+
 // Whether ggml-cuda waits for the GPU while it enqueues this product of experts: a graph with such a node cannot be recorded.
 bool waits(const ggml_tensor* node);
 

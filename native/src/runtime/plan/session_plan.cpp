@@ -100,9 +100,20 @@ bool sees_own_rows(const Model& model, const KvCacheOptions& cache) {
                        [](const LayerCacheSpec& layer) { return layer.exact_is_full() || !layer.has_rows(); });
 }
 
+// The length of ubatches that nobody chose. A ring has room for one, recurrent layers keep a state before each, and eviction looks at them.
+int chosen_ubatch(const Model& model, const SessionOptions& options) {
+    const HParams& h = model.hparams();
+    const bool has_windows =
+        std::any_of(h.block.layers.begin(), h.block.layers.end(), [](const auto& layer) { return layer.window > 0; });
+    const bool is_long = model.n_host_layers() == 0 && !has_windows && !h.is_recurrent() && !options.evicts();
+    return is_long ? long_ubatch : usual_ubatch;
+}
+
 void set_sizes(const Model& model, const SessionOptions& options, KvCacheOptions& cache) {
     cache.n_ctx = options.n_ctx == 0 ? model.hparams().n_ctx_train : check_range("n_ctx", options.n_ctx, 1, 1 << 28);
-    cache.n_ubatch = std::min(check_range("n_ubatch", options.n_ubatch, 1, 1 << 16), cache.n_ctx);
+    const int n_ubatch =
+        options.n_ubatch == 0 ? chosen_ubatch(model, options) : check_range("n_ubatch", options.n_ubatch, 1, 1 << 16);
+    cache.n_ubatch = std::min(n_ubatch, cache.n_ctx);
     cache.n_seq_max = check_range("n_seq_max", options.n_seq_max, 1, max_sequences);
     cache.n_guesses = check_range("n_guesses", options.n_guesses, 0, most_guesses);
     cache.runs = model.runs();

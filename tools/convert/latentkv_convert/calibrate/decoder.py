@@ -145,11 +145,24 @@ class Layer(nn.Module):
             assert isinstance(projection, nn.Linear)
             assert isinstance(norm, Norm)
             setattr(self, f"attn_{side}", NormedLinear(projection, norm))
+        if self.spec.block.norm_after_rope:
+            self._norm_before_rope()
         if not self.spec.block.parallel and not {"ffn_norm", "post_ffw_norm"} & stems:
             self.ffn_norm = self._modules.pop("post_attention_norm")  # a branch has a norm, so this is its
         for name, module in list(self.named_children()) if reduced else []:
             if type(module) is nn.Linear and name not in _PRECISE:
                 setattr(self, name, Bf16Linear(module))
+
+    def _norm_before_rope(self) -> None:
+        """RoPE leaves the mean square as it is: norms without a weight stand before it. Their weights
+        multiply the turned queries, which scores cannot tell apart."""
+        norms = [self.get_submodule(f"attn_{side}_norm") for side in "qk"]
+        weight = torch.ones(self.spec.head_dim)
+        for norm in norms:
+            assert isinstance(norm, Norm)
+            weight = weight * norm.weight
+            norm.weight = nn.Parameter(torch.ones_like(norm.weight), requires_grad=False)
+        self.attn_q_scale = Scale(weight)
 
     def forward(self, x: Tensor, positions: Positions, watch: Watch = unwatched) -> Tensor:
         return self.fed(x, self.attended(x, positions, watch))
@@ -215,7 +228,7 @@ class Layer(nn.Module):
             )
         projected = {side: watch(side, rows[side]) for side in "qkv"}
         q, k, v = (self.heads(side, rows, watch) for side, rows in projected.items())
-        q, k = positions.queries(q), positions.with_rope(k)
+        q, k = self._normed("attn_q_scale", positions.queries(q)), positions.with_rope(k)
         sinks, softcap = self._optional("attn_sinks"), self.spec.block.attention_softcap
         is_causal, scale = positions.mask is None, self.spec.attention_scale
         if sinks is not None or softcap:
@@ -264,9 +277,18 @@ class Layer(nn.Module):
             first, up = up.chunk(2, dim=-1) if gate is None else (gate(x), up)
             up = self.gated(first, up)
         else:
-            up = _ACTIVATIONS[activation](up)
+            up = self._xielu(up) if activation == "xielu" else _ACTIVATIONS[activation](up)
         output: Tensor = _Unread.apply(up, self.ffn_down.weight) if unread else self.ffn_down(up)
         return output
+
+    def _xielu(self, x: Tensor) -> Tensor:
+        """arXiv 2411.13010; numbers as checkpoints have them."""
+        alpha_n, alpha_p, beta, eps = (
+            torch.tensor(self.spec.keys[f"xielu.{name}"][self.index])
+            for name in ("alpha_n", "alpha_p", "beta", "eps")
+        )
+        negative = (torch.expm1(x.clamp(max=float(eps))) - x) * (beta + functional.softplus(alpha_n))
+        return torch.where(x > 0, functional.softplus(alpha_p) * x * x, negative) + beta * x
 
     def gated(self, gate: Tensor, up: Tensor) -> Tensor:
         activation = self.spec.block.activation

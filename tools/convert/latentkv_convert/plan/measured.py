@@ -29,6 +29,7 @@ from .candidates import Candidate, Shape
 from .compressed import Compressed
 from .read_back import Replaced
 
+CHUNK = 4  # windows at once: hidden states of all layers are in memory
 MOST = 8.0  # a factor of one segment beside that of all, or one over it
 PRIOR = 4.0  # mean segments of a side whose factor a segment's own is drawn to
 
@@ -76,13 +77,15 @@ def shares(work: Work, plan: Plan, windows: NDArray[np.int64]) -> Shares:
     rng = np.random.default_rng([work.seed, len(windows)])
     last = max(0, (plan.fitted_context or 0) - windows.shape[1])
     model = Compressed(work, plan, rows, windows[:1], repeats=False)
-    with model_arithmetic(work.device), stage(2, CHECK, "pass") as bar:
-        model.read(windows, int(rng.integers(0, last + 1)))
-        exact, cached = model.up(keep=True)
-        bar.update(1)
-        _, above = model.divergence(exact, cached, slice(windows.shape[1] // 4, -1))
-        model.down(above)
-        bar.update(1)
+    chunks = [windows[begin : begin + CHUNK] for begin in range(0, len(windows), CHUNK)]
+    with model_arithmetic(work.device), stage(2 * len(chunks), CHECK, "run") as bar:
+        for chunk in chunks:
+            model.read(chunk, int(rng.integers(0, last + 1)))
+            exact, cached = model.up(keep=True)
+            bar.update(1)
+            _, above = model.divergence(exact, cached, slice(windows.shape[1] // 4, -1))
+            model.down(above * (len(chunk) / len(windows)))
+            bar.update(1)
     found = {}
     for key, own in rows.items():
         slope = own.alpha.grad

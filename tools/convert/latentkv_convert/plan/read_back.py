@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from ..compute import floats
 from ..fuse import center
 from ..fuse.rotation import finished
 from ..ir import OF_VALUE, SIDES, Plan, SidePlan
+from ..rows import sizes
 from ..work import Work
 
 if TYPE_CHECKING:
@@ -129,12 +131,24 @@ class Replaced:
         return straight_through(latent, self.held(latent.detach()))
 
     def held(self, latent: Tensor) -> Tensor:
-        """[n, ranks] what a cache returns."""
+        """[n, ranks] what a cache returns. Neighbouring segments of one kind are quantized together."""
+        import torch
+
         from ..rows import quantizer
 
         assert self.plan.formats is not None
-        groups = zip(self.plan.segments, self.plan.formats, strict=True)
-        return quantizer.stored_rows(latent, [tuple(zip(*group, strict=True)) for group in groups])
+        both = zip(self.plan.segments, self.plan.formats, strict=True)
+        groups = [tuple(zip(*group, strict=True)) for group in both]
+        segments = [segment for group in groups for segment in group]
+        if sizes.has_group_scales(name for _, name in segments):
+            return quantizer.stored_rows(latent, groups)
+        pieces, begin = [], 0
+        for (width, name), same in itertools.groupby(segments):
+            n = len(list(same))
+            part = latent[:, begin : begin + n * width].unflatten(1, (n, width))
+            pieces.append(quantizer.stored(part, name).flatten(1))
+            begin += n * width
+        return torch.cat(pieces, dim=1)
 
     def about_mean(self, x: Tensor) -> Tensor:
         return x if self.mean is None else x - self.mean

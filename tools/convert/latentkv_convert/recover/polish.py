@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from latentkv.console.progress import stage
 
@@ -32,7 +33,7 @@ from .trained_rows import TrainedRows
 BATCH = 4  # windows of a step
 GUARD = 2  # windows of each text that factors are judged by
 CHECKS = 8  # of the factors on the way, at most
-STEP = 3e-4  # what a step may cost at first, where it leads nowhere: a share of the plan's predicted loss
+STEP = 1.5e-5  # what a step that leads nowhere may cost, by the Fisher moments: a share of the plan's loss
 WARM_UP = 0.05  # of the steps
 BETAS = (0.9, 0.99)
 Windows = NDArray[np.int64]
@@ -48,7 +49,7 @@ def polished(recipe: Recipe, work: Work, plan: Plan, n_checked: int) -> Plan:
     assert plan.forecast is not None
     windows, guards = texts(recipe, work, n_checked)
     seen = plan.forecast
-    rows, found = train(work, plan, recipe.options["polish"], windows, guards, seen.predicted)
+    rows, found = train(work, plan, recipe.options["polish"], windows, guards)
     if not found.kept:
         warn("--polish", "factors that lose less", "none that did", "the plan's own are written")
         return replace(plan, polished=found)
@@ -96,24 +97,22 @@ def rows_of(work: Work, plan: Plan) -> dict[tuple[int, str], TrainedRows]:
 
 
 def train(
-    work: Work, plan: Plan, steps: int, windows: Windows, guards: Sequence[Windows], predicted: float
+    work: Work, plan: Plan, steps: int, windows: Windows, guards: Sequence[Windows]
 ) -> tuple[dict[tuple[int, str], TrainedRows], Polished]:
     """windows [n, window] to learn from; guards: of each text some that nothing was fitted to, the first of
-    the same text. predicted: the plan's loss by the Fisher moments, nats per token."""
+    the same text."""
     rows = rows_of(work, plan)
     model = Compressed(work, plan, rows, windows[:1], repeats=True)
     parameters = [each for own in rows.values() for each in own.parameters]
-    # A number costs ½ p² nats, so all of them moved by the rate, this share of the prediction.
-    n = sum(each.numel() for each in parameters)
-    optimizer = torch.optim.Adam(parameters, lr=math.sqrt(2 * STEP * predicted / n), betas=BETAS)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(step, steps))
     rng = np.random.default_rng([work.seed, steps])
     last = max(0, (plan.fitted_context or 0) - windows.shape[1])
     every = -(-steps // CHECKS)
     with model_arithmetic(work.device), stage(steps + 1 + CHECKS, POLISH, "step") as bar:
         guard = Guard(model, guards)
-        before = best = guard.nats()
-        kept, values, score = 0, [each.detach().clone() for each in parameters], 1.0
+        before = guard.nats()
+        optimizer = torch.optim.Adam(parameters, lr=peak(parameters, before[0]), betas=BETAS)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(step, steps))
+        best, values = Polished(steps, 0, before, before), [each.detach().clone() for each in parameters]
         bar.update(1)
         for step, batch in zip(range(1, steps + 1), batches(windows, rng), strict=False):
             model.read(batch, int(rng.integers(0, last + 1)))
@@ -129,16 +128,16 @@ def train(
             bar.update(1)
             if step % every == 0 or step == steps:
                 now = guard.nats()
-                ratio = float(np.exp(np.mean(np.log(np.divide(now, before)))))
-                if ratio < score and all(a <= b for a, b in zip(now, before, strict=True)):
-                    kept, best, score = step, now, ratio
+                seen = Polished(steps, step, before, now)
+                if seen.share < best.share and all(a <= b for a, b in zip(now, before, strict=True)):
+                    best = seen
                     values = [each.detach().clone() for each in parameters]
-                bar.note(f"{ratio:.0%} of the loss")
+                bar.note(f"{seen.share:.0%} of the loss")
                 bar.update(1)
     with torch.no_grad():
         for parameter, value in zip(parameters, values, strict=True):
             parameter.copy_(value)
-    return rows, Polished(steps, kept, before, best)
+    return rows, best
 
 
 class Guard:
@@ -167,6 +166,12 @@ def batches(windows: Windows, rng: np.random.Generator) -> Iterator[Windows]:
             order += rng.permutation(len(windows)).tolist()
         yield windows[order[:size]]
         order = order[size:]
+
+
+def peak(parameters: Sequence[Tensor], loss: float) -> float:
+    """The learning rate. A number p costs ½ p² nats: all, moved by the rate, cost STEP of the loss."""
+    n = sum(each.numel() for each in parameters)
+    return math.sqrt(2 * STEP * max(loss, 1e-9) / max(n, 1))
 
 
 def rate(step: int, steps: int) -> float:

@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "cache/formats.h"
+#include "ops/cuda/gpu/mma.cuh"
 #include "ops/cuda/problem.h"
 #include "ops/cuda/rows/rows.cuh"
 
@@ -196,18 +197,27 @@ struct BlockReader {
 #pragma unroll
         for (int p = 0; p < 8; p++) out[p] = value(word[((p & 3) >> 1) + 2 * (p >> 2)], p);
     }
+    // Pairs 2·w and 2·w + 1 of the chunk, which are in one word.
+    __device__ uint2 pairs(const uint8_t* codes, int w) const {
+        const bool parted = reinterpret_cast<uintptr_t>(codes) % 4 != 0;
+        const auto* const at = reinterpret_cast<const uint32_t*>(codes - (parted ? 2 : 0)) + w;
+        const uint32_t word = parted ? __byte_perm(at[0], at[1], 0x5432) : at[0];
+        return make_uint2(value(word, 0), value(word, 1));
+    }
     __device__ void half(const uint8_t* codes, int h, uint32_t (&out)[4]) const {
 #pragma unroll
         for (int p = 0; p < 4; p++) out[p] = value(u32_at<false>(codes + 4 * h + 8 * (p >> 1)), p);
     }
 };
+template <class Reader>
+constexpr bool reads_words = requires(const Reader& reader, const uint8_t* codes) { reader.pairs(codes, 0); };
 
 // Two's complement to excess 128.
 struct SignedBytes {
     static constexpr float zero = 1024.0f + 128.0f;
     __device__ explicit SignedBytes(const Chunk&) {}
     __device__ uint32_t operator()(uint32_t word, int q) const {
-        return ((word >> (8 * (q & 1))) & 0x00ff00ffu) ^ 0x64806480u;
+        return masked_xor(word >> (8 * (q & 1)), 0x00ff00ffu, 0x64806480u);
     }
 };
 struct Nibbles {
@@ -215,7 +225,7 @@ struct Nibbles {
     int shift;
     __device__ explicit Nibbles(const Chunk& chunk) : shift(4 * chunk.odd) {}
     __device__ uint32_t operator()(uint32_t word, int q) const {
-        return (word >> (8 * (q & 1) + shift) & 0x000f000fu) | 0x64006400u;
+        return masked_xor(word >> (8 * (q & 1) + shift), 0x000f000fu, 0x64006400u);
     }
 };
 template <>
@@ -388,9 +398,12 @@ __device__ inline bool with_chunk(const uint8_t* row, const Chunk& chunk, Use&& 
 }
 
 // Kinds that have code of their own where all chunks are of one.
-#define LKV_OWN_KINDS(X) X(kind_f16_wide) X(static_cast<int>(Format::q8)) X(static_cast<int>(Format::q4))
-// Beside them, of whole rows.
-#define LKV_STOCK_KINDS(X) X(static_cast<int>(Format::q8_0)) X(static_cast<int>(Format::q4_0))
+#define LKV_OWN_KINDS(X)              \
+    X(kind_f16_wide)                  \
+    X(static_cast<int>(Format::q8))   \
+    X(static_cast<int>(Format::q4))   \
+    X(static_cast<int>(Format::q8_0)) \
+    X(static_cast<int>(Format::q4_0))
 
 // Launches by what all chunks are: launch(kind) gets it as a constant.
 template <class Launch>
@@ -400,7 +413,6 @@ cudaError_t with_kind(int kind, Launch&& launch) {
     case own:  \
         return launch(std::integral_constant<int, own>{});
         LKV_OWN_KINDS(X)
-        LKV_STOCK_KINDS(X)
 #undef X
         default:
             return launch(std::integral_constant<int, any_kind>{});
@@ -427,7 +439,6 @@ __device__ __forceinline__ void with_group_kind(int kind, Use&& use) {
 }
 
 #undef LKV_OWN_KINDS
-#undef LKV_STOCK_KINDS
 
 __device__ inline void pairs_of_chunk(const uint8_t* row, const Chunk& chunk, uint32_t (&out)[8]) {
     if (!with_chunk(row, chunk, [&](const auto& reader) { reader.all(row + chunk.codes, out); })) {

@@ -53,6 +53,7 @@ QK_NORMS = tuple(
 
 # model_type -> module, where it is not the module's name, nor that and _text.
 _OTHER_TYPES = {"gemma3": "gemma3_text", "ministral3": "mistral3", "qwen2_5_vl": "qwen2_vl"}
+_OTHER_TYPES |= {"bailing_moe": "bailing_moe_v2", "sarvam_moe": "bailing_moe_v2"}
 
 
 @cache

@@ -107,9 +107,11 @@ __device__ __forceinline__ void with_value_kind(int kind, Use&& use) {
         return use(std::integral_constant<int, static_cast<int>(Format::name)>{});
         X(q8)
         X(q6)
-        X(q4) X(q3)
+        X(q4)
+        X(q3)
 #undef X
-            default : return use(std::integral_constant<int, static_cast<int>(Format::q2)>{});
+        default:
+            return use(std::integral_constant<int, static_cast<int>(Format::q2)>{});
     }
 }
 

@@ -86,8 +86,8 @@ struct StockRows {
 #pragma unroll
                 for (int i = 0; i < lane_words; i++) {
                     // only the first word of lane 0 is parted
-                    words[s][half][i] = i == 0 ? take_word(pair, half, c, seam)
-                                               : pair[half * (n_words + 1) + c + 4 * i];
+                    words[s][half][i] =
+                        i == 0 ? take_word(pair, half, c, seam) : pair[half * (n_words + 1) + c + 4 * i];
                 }
             }
         }

@@ -13,7 +13,8 @@ enum class ExpandBy : int32_t { chunks, units, warpgroup, scores };
 
 constexpr int expand_tile = prefill_tile(1);  // slots, of a chunk's tiles
 constexpr int expand_slots = 128;             // that a thread block expands: two tiles, of one region each
-static_assert(expand_tile == context_step && expand_tile == flash_tile && expand_slots == chunk_step && expand_tile == key_tile);
+static_assert(expand_tile == context_step && expand_tile == flash_tile && expand_slots == chunk_step &&
+              expand_tile == key_tile);
 
 struct ExpandArgs : CutProblem {
     int32_t chunk;  // Plan::chunk

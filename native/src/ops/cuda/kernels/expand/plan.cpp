@@ -28,34 +28,38 @@ size_t chunk_parts_floats(const Plan& plan) {
 
 namespace {
 
-// Bytes of expanded rows, at most: about an L2 cache.
+// Bytes of expanded rows, at most: about an L2 cache. Of more query rows than a wave of thread blocks takes, every chunk's sums pass through
+// memory once more, and fewer chunks are worth more than that.
 constexpr int most_bytes = 32 << 20;
+constexpr int long_bytes = 64 << 20;
+constexpr int longest_chunk = 8192;  // slots
 
 int row_bytes(const Problem& p) { return p.n_kv * p.head_dim * 2; }
 
 ExpandBy by_units(const Device& device) { return device.warpgroups ? ExpandBy::warpgroup : ExpandBy::units; }
 
-// A chunk of the context is expanded to full rows of f16 before it is attended to. So are full rows whose K is in blocks of tokens, for the
-// flash kernel.
+// A chunk of the context is expanded to full rows of f16 before it is attended to. So are full rows of other formats, for the flash kernel.
 const char* take_rows(const Request& request, Plan& a) {
     static_assert(most_expanded_head <= prefill_channels[1]);
     const LatentAttnParams& p = request.params;
-    const bool full =
-        a.in_blocks != 0 && a.k_group == 1 && a.v_group == 1 && a.v_b == nullptr && a.q_width == a.head_dim;
+    const bool full = a.rebuild == 0 && !request.windows && a.kind != kind_f16_wide && a.k_group == 1 &&
+                      a.v_group == 1 && a.v_b == nullptr && a.q_width == a.head_dim;
     if (a.rebuild != 0 && a.in_blocks != 0) return "K is rebuilt from blocks of tokens";
     if (a.rebuild == 0 && !full) return "K is not rebuilt";
     if (a.head_dim > most_expanded_head) return "heads are too wide";
-    a.chunk = std::min(std::clamp(most_bytes / (2 * row_bytes(a)) / expand_slots * expand_slots, 1024, 8192),
+    ExpandPlan own{};
+    PrefillArgs expanded = on_expanded_rows(a, {});
+    own.flash = plan_flash(longest_chunk, request.device, expanded) ? 1 : 0;
+    if (own.flash == 0 && full) return "full rows are not what the flash kernel takes";
+    const int blocks = a.n_kv * ((rows_of(expanded) + flash_rows - 1) / flash_rows);
+    const int bytes = own.flash != 0 && blocks > request.device.n_multiprocessors ? long_bytes : most_bytes;
+    a.chunk = std::min(std::clamp(bytes / (2 * row_bytes(a)) / expand_slots * expand_slots, 1024, longest_chunk),
                        round_up(request.capacity + expand_tile * p.n_regions, expand_slots));
     a.tile = expand_tile;
-    ExpandPlan own{};
-    if (side_has_units(p, &RegionView::k, a.k_blocks) && side_has_units(p, &RegionView::v, a.v_blocks)) {
+    if (!full && side_has_units(p, &RegionView::k, a.k_blocks) && side_has_units(p, &RegionView::v, a.v_blocks)) {
         own.by = by_units(request.device);
     }
-    PrefillArgs expanded = on_expanded_rows(a, {});
     const int pitch = pitch_of(2 * a.head_dim);
-    own.flash = plan_flash(a.chunk, request.device, expanded) ? 1 : 0;
-    if (own.flash == 0 && full) return "K is in blocks of tokens, and the flash kernel does not take full rows";
     if (own.flash == 0 &&
         (!plan_prefill_rows(a.chunk, request.device, pitch, pitch, expanded, true) || expanded.wc != 1)) {
         return "the prefill kernel does not take its full rows";

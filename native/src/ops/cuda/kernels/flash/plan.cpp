@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstdlib>
 
 #include "ops/cuda/kernels/flash/layout.h"
 
@@ -31,8 +32,9 @@ const char* take(const Request& request, Plan& plan) {
         plan.q_width != plan.head_dim) {
         return "rows are not full ones of f16";
     }
-    return plan_flash(request.capacity, request.device, plan) ? nullptr
-                                                              : "no warpgroups, too few query rows, or another head_dim";
+    return plan_flash(request.capacity, request.device, plan)
+               ? nullptr
+               : "no warpgroups, too few query rows, or another head_dim";
 }
 
 cudaError_t launch(const Plan& plan, cudaStream_t stream) { return launch_flash({plan, {}}, stream); }
@@ -41,8 +43,8 @@ cudaError_t launch(const Plan& plan, cudaStream_t stream) { return launch_flash(
 
 bool plan_flash(int capacity, const Device& device, CutProblem& p) {
     const int rows = p.n_tokens * (p.n_head / p.n_kv);
-    if (!device.warpgroups || rows < least_rows || (p.head_dim != 64 && p.head_dim != 128) ||
-        64 * p.k_blocks != p.head_dim || 64 * p.v_blocks != p.head_dim ||
+    if (std::getenv("LATENTKV_NO_FLASH") != nullptr || !device.warpgroups || rows < least_rows ||
+        (p.head_dim != 64 && p.head_dim != 128) || 64 * p.k_blocks != p.head_dim || 64 * p.v_blocks != p.head_dim ||
         flash_shared(p.head_dim) + 2048 > device.shared_bytes) {
         return false;
     }

@@ -49,10 +49,10 @@ struct MlaMarks {
 
 struct MlaShared {
     MlaRegion regions[max_regions];
-    MlaRow rows[32];
+    MlaRow rows[most_mla_rows];
     MlaMarks marks[2];
-    float scales[32];                 // of sums before this tile
-    float before[32];                 // what a row's mean counts for that the chunks before left
+    float scales[most_mla_rows];      // of sums before this tile
+    float before[most_mla_rows];      // what a row's mean counts for that the chunks before left
     uint32_t tokens[most_tile / 32];  // bit s of a word: a slot that holds a token
 };
 
@@ -105,7 +105,7 @@ __device__ inline void set_up(const MlaArgs& p, const MlaSteps& steps, const Mla
                               MlaShared& own, MlaUnit* units) {
     const WorkItem item(p, static_cast<int>(blockIdx.x));
     const int thread = static_cast<int>(threadIdx.x);
-    const int row = thread - (mla_threads - 32);
+    const int row = thread - (mla_threads - most_mla_rows);
     if (row >= 0 && row < p.mla.rows) {
         const int of_block = static_cast<int>(blockIdx.y) * p.mla.rows + row;
         const bool exists = of_block < (token < 0 ? item.n_rows : item.unit_heads);
@@ -122,19 +122,22 @@ __device__ inline void set_up(const MlaArgs& p, const MlaSteps& steps, const Mla
     const bool is_k = warp % 2 == 0;
     const RegionArgs& region = p.regions[r];
     const GroupTable group = is_k ? region.k_groups[item.k_group] : region.v_groups[item.v_group];
-    const int n =
-        note_units(region.chunks + group.chunks, 4 * (is_k ? p.k_blocks : p.v_blocks), units + warp * most_units);
+    // values in a key's row are units of that row
+    const bool values = p.mla.keys.as == MlaK::values;
+    const GroupTable staged = values ? region.k_groups[item.k_group] : group;
+    const int n = note_units(region.chunks + group.chunks, 4 * (is_k ? p.k_blocks : p.v_blocks),
+                             group.first - staged.first, units + warp * most_units);
     if (thread % 32 != 0) return;
     MlaRegion& to = own.regions[r];
     MlaSide& side = is_k ? to.k : to.v;
-    side.rows = (is_k ? region.k_rows : region.v_rows) + group.first;
+    side.rows = (is_k ? region.k_rows : region.v_rows) + staged.first;
     side.row_bytes = is_k ? region.k_row_bytes : region.v_row_bytes;
-    side.bytes = group.bytes;
-    side.lead = group.first % 16;
+    side.bytes = staged.bytes;
+    side.lead = staged.first % 16;
     side.n_units = n;
-    side.pitch = n > 0 && units[warp * most_units].kind == kind_f16_wide
+    side.pitch = !values && n > 0 && units[warp * most_units].kind == kind_f16_wide
                      ? 0
-                     : mla_pitch(group.bytes, group.first, side.row_bytes);
+                     : mla_pitch(staged.bytes, staged.first, side.row_bytes);
     side.pieces = static_cast<int>(side.bytes + 30) / 16;
     side.step_rows = small_quotient(mla_threads, side.pieces);
     const auto of_region = [&](const int32_t (&x)[max_regions]) { return r == 0 ? x[0] : (r == 1 ? x[1] : x[2]); };

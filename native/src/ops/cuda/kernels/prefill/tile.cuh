@@ -26,6 +26,31 @@ struct SideChunks {
     int n;
 };
 
+// Chunks j, j + warps, … before `end`, a word at a time: rows are some 16 bytes apart in their banks, so each eight lanes begin with another
+// word of theirs.
+template <class Reader, int together, int warps>
+__device__ __forceinline__ void decode_words(int lane, int& j, int end, const uint8_t* const (&row)[together],
+                                             const SideChunks& side, uint8_t* to, int pitch) {
+#pragma unroll 1
+    for (; j < end; j += warps) {
+        const Chunk chunk = side.chunk[j];
+        uint2 x[together][4];
+#pragma unroll
+        for (int i = 0; i < together; i++) {
+            const Reader reader(row[i], chunk);
+#pragma unroll
+            for (int w = 0; w < 4; w++) x[i][w] = reader.pairs(row[i] + chunk.codes, (w + lane / 8) % 4);
+        }
+#pragma unroll
+        for (int i = 0; i < together; i++) {
+#pragma unroll
+            for (int w = 0; w < 4; w++) {
+                *reinterpret_cast<uint2*>(to + 32 * i * pitch + 32 * j + 8 * ((w + lane / 8) % 4)) = x[i][w];
+            }
+        }
+    }
+}
+
 // out: f16 [tile][pitch bytes], 16 channels of a chunk in the order of its pairs. A warp takes every `warps`-th chunk of
 // 32 · together slots, so that its lanes decode one format: a run of it in one piece of code, two chunks at a time.
 template <int TILE, int warps, int together>
@@ -64,6 +89,9 @@ __device__ inline void decode_side(int warp, const TileSource& from, const uint8
             }
             const bool stored = with_chunk(row[0], chunk, [&](const auto& reader) {
                 using Reader = std::remove_cvref_t<decltype(reader)>;
+                if constexpr (reads_words<Reader>) {
+                    return decode_words<Reader, together, warps>(lane, j, end, row, side, to, pitch);
+                }
                 const auto decode = [&](int i, const Chunk& of, uint32_t (&x)[8]) {
                     Reader(row[i], of).all(row[i] + of.codes, x);
                 };

@@ -156,23 +156,9 @@ def _with_experts(spec: ModelSpec, config: Mapping[str, Any], n_dense: int) -> M
     experts = routed.of_config(config, _FIELDS, shared=0, scores=scores, n_dense=n_dense)
     names = routed.Names() if is_sigmoid else routed.Names(bias="")
     spec = routed.with_experts(spec, replace(experts, shared=n_shared * experts.width), names)
-    keys = {**spec.keys, "expert_shared_count": n_shared, **_groups(config, experts)}
+    keys = {**spec.keys, "expert_shared_count": n_shared, **routed.groups(config, experts)}
     keys.pop("expert_shared_feed_forward_length", None)  # which stock readers count
     return replace(spec, keys=keys)
-
-
-def _groups(config: Mapping[str, Any], experts: routed.Experts) -> dict[str, Any]:
-    """Stock keys of groups of experts, of which a token has the best ones; none where it has all."""
-    n_expert, is_softmax = experts.n_expert, experts.scores == "softmax"
-    n_groups, n_chosen = (int(config.get(name) or 1) for name in ("n_group", "topk_group"))
-    if config.get("topk_method") == "greedy" or n_groups == n_chosen:
-        return {}
-    if not 1 <= n_chosen < n_groups or n_expert % n_groups or n_expert < 2 * n_groups:
-        wanted = f"n_group that divides {n_expert} experts, and a topk_group below it"
-        raise ConvertError("config.json", wanted, f"{n_groups} and {n_chosen}")
-    if is_softmax:
-        warn_of_readers("groups of experts by the sum of their two best, for stock readers", "by their best")
-    return {"expert_group_count": n_groups, "expert_group_used_count": n_chosen}
 
 
 def _yarn(config: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -224,9 +210,6 @@ def shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 def config_of(stock: Stock) -> dict[str, Any]:
     """config.json of a GGUF, as far as the file's tensors depend on it."""
     where = "attention."
-    if stock.has("attn_kv_b.weight"):
-        older = "attn_kv_b, which older converters write"
-        raise ConvertError(stock.where, "attn_k_b and attn_v_b in layers", older, "get a newer file")
     n_layer, n_rot = stock.n_layer(), stock.whole("rope.dimension_count", 2, 4096)
     n_dense = min(stock.whole("leading_dense_block_count", 0, 4096, 0), n_layer)
     n_ff, kv_rank = (
@@ -269,6 +252,5 @@ def config_of(stock: Stock) -> dict[str, Any]:
         "scoring_func": scores,
         "norm_topk_prob": bool(stock.values.get("expert_weights_norm", False)),
         "routed_scaling_factor": stock.number("expert_weights_scale", 0, 1e6, 1.0) or 1.0,
-        "n_group": stock.whole("expert_group_count", 0, 4096, 1),
-        "topk_group": stock.whole("expert_group_used_count", 0, 4096, 1),
+        **routed.groups_of_stock(stock),
     }

@@ -11,7 +11,7 @@ from .... import limits
 from ....errors import ConvertError
 from ....ir import ModelSpec, TensorRole
 from ...stock import Stock
-from .. import expert_keys
+from .. import expert_keys, warn_of_readers
 
 GATING = {"softmax": 1, "sigmoid": 2}  # llama.cpp's numbers
 STOCK_KEYS = (
@@ -105,6 +105,28 @@ def of_config(config: Mapping[str, Any], fields: Mapping[str, str], **fixed: Any
             low = {"n_expert": 2, "n_used": 1, "width": 1}.get(name, 0)
             numbers[name] = int(limits.number("config.json", of, config[of], low, high))
     return Experts(**{**numbers, **fixed})
+
+
+def groups(config: Mapping[str, Any], experts: Experts) -> dict[str, Any]:
+    """Stock keys of groups of experts, of which a token has the best ones; none where it has all."""
+    n_expert, is_softmax = experts.n_expert, experts.scores == "softmax"
+    n_groups, n_chosen = (int(config.get(name) or 1) for name in ("n_group", "topk_group"))
+    if config.get("topk_method") == "greedy" or n_groups == n_chosen:
+        return {}
+    if not 1 <= n_chosen < n_groups or n_expert % n_groups or n_expert < 2 * n_groups:
+        wanted = f"n_group that divides {n_expert} experts, and a topk_group below it"
+        raise ConvertError("config.json", wanted, f"{n_groups} and {n_chosen}")
+    if is_softmax:
+        warn_of_readers("groups of experts by the sum of their two best, for stock readers", "by their best")
+    return {"expert_group_count": n_groups, "expert_group_used_count": n_chosen}
+
+
+def groups_of_stock(stock: Stock) -> dict[str, int]:
+    """The config's fields of groups."""
+    return {
+        "n_group": stock.whole("expert_group_count", 0, 4096, 1),
+        "topk_group": stock.whole("expert_group_used_count", 0, 4096, 1),
+    }
 
 
 def of_stock(stock: Stock, fields: Mapping[str, str]) -> dict[str, Any]:

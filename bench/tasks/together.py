@@ -1,0 +1,75 @@
+"""Several tasks of one model in one table.
+
+    python bench/tasks/together.py humaneval-qwen,ruler-qwen,… --save tasks-qwen
+
+NAMES are results below bench/results. A cache that a task has not been solved with has no number there.
+Problems lost and won are those of all tasks together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
+
+import record
+from record import RESULTS, Column
+
+COUNTS = ("lost", "won")
+
+
+def merged(results: list[tuple[str, dict[str, Any]]]) -> tuple[list[Column], list[dict[str, Any]]]:
+    """Columns and rows, from (task, result)."""
+    columns: list[Column] = []
+    rows: dict[str, dict[str, Any]] = {}
+    for task, result in results:
+        scores = [each for each in result["columns"] if each["unit"] == "%" and each["key"] != "share"]
+        for each in scores:
+            columns.append(Column(f"{task}_{each['key']}", f"{task}, {each['key']}", ".1f", "%"))
+        for row in result["rows"]:
+            own = rows.setdefault(row["cache"], {"cache": row["cache"], "share": row["share"]})
+            own |= {f"{task}_{each['key']}": row[each["key"]] for each in scores}
+            for key in COUNTS:
+                if row[key] is not None:
+                    own[key] = own.get(key, 0) + row[key]
+    every = [Column("cache", "cache"), Column("share", "of f16", ".1f", "%"), *columns]
+    every += [Column("lost", "lost against f16"), Column("won", "won")]
+    empty = dict.fromkeys(column.key for column in every)
+    return every, [empty | row for row in rows.values()]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", help="comma separated; a task is what comes before the first dash")
+    parser.add_argument("--save", metavar="NAME", required=True, help="writes bench/results/tasks/NAME.json")
+    args = parser.parse_args()
+    results = []
+    for name in args.names.split(","):
+        found = list(RESULTS.rglob(f"{name}.json"))
+        if len(found) != 1:
+            raise SystemExit(f"error: [names] expected one {name}.json below bench/results; got {len(found)}")
+        results.append((name.partition("-")[0], json.loads(found[0].read_text(encoding="utf-8"))))
+    columns, rows = merged(results)
+    command = shlex.join(["python", "bench/tasks/together.py", *sys.argv[1:]])
+    note = " ".join(result["note"] for _, result in results)
+    environment = results[0][1]["environment"]
+    record.save(
+        RESULTS / "tasks" / f"{args.save}.json",
+        command=command,
+        columns=columns,
+        rows=rows,
+        note=note,
+        environment=environment,
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
