@@ -21,12 +21,13 @@ using Groups = std::vector<std::vector<lkv::SegmentSpec>>;
 struct Known {
     Format format;
     int n_bits;
-    double lost;  // squared error of normal channels, of their variance (Max 1960; n8 and n6 reach the largest of 256)
+    double
+        lost;  // squared error of normal channels, of their variance (Max 1960, read further apart; n8 and n6 reach the largest of 256)
 };
 
 constexpr Known known[] = {{Format::n8, 8, 0.000053}, {Format::n6, 6, 0.00088}, {Format::n5, 5, 0.0035},
-                           {Format::n4, 4, 0.01154},  {Format::n3, 3, 0.0374},  {Format::n2, 2, 0.1188},
-                           {Format::n1, 1, 0.3634}};
+                           {Format::n4, 4, 0.01154},  {Format::n3, 3, 0.0374},  {Format::n2, 2, 0.1222},
+                           {Format::n1, 1, 0.4048}};
 
 const Known& known_of(int32_t format) {
     return *std::find_if(std::begin(known), std::end(known),
@@ -40,6 +41,11 @@ std::vector<double> levels_of(int n_bits) {
     const int n = 1 << n_bits;
     for (int c = 0; c < n; c++) levels.push_back((c - (n - 1) / 2.0) * steps[n_bits]);
     return levels;
+}
+
+// How much further apart they are read.
+double gain_of(int n_bits) {
+    return n_bits == 1 ? 2.0 / 1.59375 : (n_bits == 2 ? 1.0625 : (n_bits == 3 ? 76.0 / 75.0 : 1.0));
 }
 
 int nearest(const std::vector<double>& levels, double y) {
@@ -156,7 +162,8 @@ void bytes_of_a_row() {
                 CHECK(std::fabs(double{x[at]} / scale - borders) < 2e-5);
                 ties++;
             }
-            CHECK(std::fabs(double{y[at]} - scale * levels[static_cast<size_t>(code)]) <= 2e-6 * scale * levels.back());
+            const double read = scale * gain_of(n_bits) * levels[static_cast<size_t>(code)];
+            CHECK(std::fabs(double{y[at]} - read) <= 2e-6 * scale * levels.back());
         });
         for (int c = 96; c < 128; c++) CHECK(y[static_cast<size_t>(c)] == 0.0f);
     }
@@ -255,7 +262,7 @@ void moves() {
     for (size_t i = 0; i < low.size(); i++) CHECK(std::fabs(low[i] - high[i]) <= std::fabs(low[i]) / 2000);
     std::vector<uint8_t> back(static_cast<size_t>(narrow.row_bytes()));
     lkv::move_rows(exact.view(), up.data(), narrow.view(), back.data());
-    CHECK(lkv::test::relative_error(read(narrow.view(), back), low) < 1e-2);
+    CHECK(lkv::test::relative_error(read(narrow.view(), back), low) < 0.1);  // n2 is read further apart once more
 }
 
 }  // namespace

@@ -24,6 +24,11 @@
 // costs more than all their rounding. The others start at the root mean square of their channels. Twice the nearest levels are chosen and
 // the scale follows by least squares; neither step can raise the squared error. One and two bits would pull it from what more bits need,
 // so they have their own. Codes are chosen for the scale as stored.
+//
+// Levels of least squared error are too small: their product with the value is the power less the error, as if all rows were shrunk, and
+// a shrunken row is one error in all channels and all tokens, where rounding averages out in a score and over the tokens of V. So levels
+// are read further apart than they are fitted. SmolLM2-135M at 8.5 % of f16, two windows: 0.0198 nats with levels as fitted, 0.0150 with
+// half of what is missing.
 #pragma once
 
 #include <cmath>
@@ -46,8 +51,16 @@ LKV_HD inline uint8_t byte_of_scale(uint16_t half, int up) {
 LKV_HD inline uint8_t nearest_scale(float x) { return byte_of_scale(half_saturate(x), 0x40); }
 LKV_HD inline uint8_t scale_above(float x) { return byte_of_scale(half_ceil(x), 0x7f); }
 
+// Of levels that values are compared with.
 LKV_HD constexpr float normal_step(int bits) {
     constexpr float step[9] = {0.0f,           102.0f / 64.0f,   128.0f / 128.0f,  75.0f / 128.0f,  86.0f / 256.0f,
+                               96.0f / 512.0f, 107.0f / 1024.0f, 116.0f / 2048.0f, 126.0f / 4096.0f};
+    return step[bits];
+}
+
+// Of levels that are read: (1 - D)^-1/2 times as far apart, with D the error of a format in parts of the power.
+LKV_HD constexpr float read_step(int bits) {
+    constexpr float step[9] = {0.0f,           128.0f / 64.0f,   68.0f / 64.0f,    76.0f / 128.0f,  86.0f / 256.0f,
                                96.0f / 512.0f, 107.0f / 1024.0f, 116.0f / 2048.0f, 126.0f / 4096.0f};
     return step[bits];
 }
@@ -110,9 +123,10 @@ struct NormalFormat {
 
     static constexpr int bits = Bits;
     static constexpr int scale_at = Bits >= 6 ? 3 : (Bits >= 3 ? 2 : Bits - 1);  // byte of the group
-    static constexpr float step = normal_step(Bits);
+    static constexpr float step = read_step(Bits);
     static constexpr float z = 0.5f * Codes::levels;
     static constexpr float bottom = -z * step;
+    static constexpr float level_step = normal_step(Bits);  // of what is fitted
 
     LKV_HD static constexpr int bytes(int width) { return round_up_to_word(width / chunk_width * Codes::chunk_bytes); }
 
@@ -124,20 +138,20 @@ struct NormalFormat {
 
     // The code whose level is nearest to x · inverse.
     LKV_HD static int nearest(float x, float inverse) {
-        float code = fmaf(x, inverse * (1.0f / step), z + 0.5f);
+        float code = fmaf(x, inverse * (1.0f / level_step), z + 0.5f);
         code = code > 0.0f ? code : 0.0f;
         code = code < Codes::levels ? code : float{Codes::levels};
         return static_cast<int>(code);
     }
 
-    LKV_HD static float level_of(int code) { return fmaf(static_cast<float>(code), step, bottom); }
+    LKV_HD static float level_of(int code) { return fmaf(static_cast<float>(code), level_step, -z * level_step); }
 
     // The least scale that clips none. x: [width], width a multiple of 16. On a device by a warp.
     LKV_HD static float reach(const float* x, int width) {
         float low = 0.0f;
         float high = 0.0f;
         extremes(x, width, low, high);
-        return (high > -low ? high : -low) / -bottom;
+        return (high > -low ? high : -low) / (z * level_step);
     }
 
     // The codes of the levels nearest to x · inverse, likewise.
@@ -157,7 +171,7 @@ struct NormalFormat {
         for (int i = 0; i < width; i += 2 * lanes) {
             for (int h = 0; h < 2; h++) {
                 const f32x8 v = load8(x + i + h * lanes);
-                const f32x8 level = fma8(to_f32(nearest(v, inverse)), splat(step), splat(bottom));
+                const f32x8 level = fma8(to_f32(nearest(v, inverse)), splat(level_step), splat(-z * level_step));
                 xl[h] = fma8(v, level, xl[h]);
                 ll[h] = fma8(level, level, ll[h]);
             }
@@ -194,7 +208,7 @@ struct NormalFormat {
 
 private:
     static i32x8 nearest(f32x8 x, float inverse) {
-        const f32x8 code = fma8(x, splat(inverse * (1.0f / step)), splat(z + 0.5f));
+        const f32x8 code = fma8(x, splat(inverse * (1.0f / level_step)), splat(z + 0.5f));
         return __builtin_convertvector(min8(max8(code, f32x8{}), splat(Codes::levels)), i32x8);
     }
 #endif

@@ -111,7 +111,8 @@ def corrected(
         mean = PRIOR * predicted.mean()
         side = (measured.sum() + mean * whole) / max(predicted.sum() + mean, 1e-30)
         side = float(np.clip(side, whole / MOST, whole * MOST))
-        factors = np.clip((measured + mean * side) / (predicted + mean), whole / MOST, whole * MOST)
+        ratio = (measured + mean * side) / np.maximum(predicted + mean, 1e-30)
+        factors = np.clip(ratio, whole / MOST, whole * MOST)
         ends = np.cumsum([len(part) for part in own[key]])
         for index, part in zip(places[key], np.split(factors, ends[:-1]), strict=True):
             tables[index] = _scaled(tables[index], bought.cut.widths[index], part, shape.widths)

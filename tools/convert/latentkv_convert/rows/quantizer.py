@@ -16,6 +16,9 @@ GAUSSIAN_STEP = {1: 1.5958, 2: 0.9957, 3: 0.5860, 4: 0.3352, 5: 0.1881, 6: 0.104
 NORMAL_STEP = {
     1: 102 / 64, 2: 1.0, 3: 75 / 128, 4: 86 / 256, 5: 96 / 512, 6: 107 / 1024, 8: 126 / 4096,
 }  # fmt: skip
+# And of the levels that are read: further apart by half of what least squares shrinks values
+# (native/src/cache/formats/normal.h).
+READ_STEP = NORMAL_STEP | {1: 2.0, 2: 68 / 64, 3: 76 / 128}
 MAX_FITTED_BITS = 4
 _N_REFINE = 3
 SHARED = ((8, 6), (5, 4, 3), (2,), (1,))  # bits of the segments of a group that share a scale
@@ -72,7 +75,9 @@ def _stored_group(x: Tensor, segments: Segments) -> Tensor:
             scale = spanning(own) if shared[0] >= SPANNED else least_squares(own)
             scales |= {fmt: scale for _, fmt in own}
     held = [
-        levels(part, scales[fmt], fmt) * scales[fmt] if fmt in scales else torch.zeros_like(part)
+        levels(part, scales[fmt], fmt) * (scales[fmt] * gain(fmt))
+        if fmt in scales
+        else torch.zeros_like(part)
         for part, fmt in parts
     ]
     return torch.cat(held, -1)
@@ -102,6 +107,11 @@ def levels(x: Tensor, scale: Tensor, fmt: str) -> Tensor:
     deviation 1."""
     step, most = NORMAL_STEP[_bits(fmt)], float(2 ** _bits(fmt) - 1)
     return _codes(x + outermost(fmt) * scale, step * scale, most).sub_(most / 2).mul_(step)
+
+
+def gain(fmt: str) -> float:
+    """How much further apart levels are read than they are fitted."""
+    return READ_STEP[_bits(fmt)] / NORMAL_STEP[_bits(fmt)]
 
 
 def is_spanned(fmt: str) -> bool:
