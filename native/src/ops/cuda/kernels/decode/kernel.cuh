@@ -66,7 +66,7 @@ cudaError_t launch_one(const DecodeArgs& args, int items, cudaStream_t stream) {
 
 template <int B, int Kind, KPath Path>
 cudaError_t launch_tile(const DecodeArgs& args, int items, cudaStream_t stream) {
-    if constexpr (B > 2 && (Path == KPath::rebuilt || is_stock_kind(Kind))) {
+    if constexpr ((B > 2 && Path == KPath::rebuilt) || is_stock_kind(Kind)) {
         return launch_one<B, 1, Kind, Path>(args, items, stream);
     } else {
         return args.tile == 32 ? launch_one<B, 2, Kind, Path>(args, items, stream)

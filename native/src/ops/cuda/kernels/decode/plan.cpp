@@ -1,9 +1,6 @@
 #include "ops/cuda/kernels/decode/layout.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <span>
 
 #include "cache/formats.h"
@@ -21,8 +18,6 @@ int decode_kind(const Problem& a) {
                           (is_stock_kind(a.kind) ? a.rebuild == 0 : blocks <= 2 || a.rebuild != 0);
     return has_path ? a.kind : any_kind;
 }
-
-constexpr int least_stock_slots = 256;  // of a part
 
 // Parts of the sequence. resident: thread blocks that the device runs at once
 int decode_parts(const CutProblem& a, int capacity, int resident) {
@@ -61,30 +56,11 @@ struct Choice {
     int tile, stages, warps, resident;
 };
 
-// While stock rows are measured: LATENTKV_DECODE=any, or tile,stages,thread blocks a multiprocessor,least slots of a part.
-struct Trial {
-    int numbers[4] = {};
-    bool given = false;
-    explicit Trial(const Plan& a) {
-        const char* const text = std::getenv("LATENTKV_DECODE");
-        given = text != nullptr && is_stock_kind(a.kind) &&
-                std::sscanf(text, "%d,%d,%d,%d", &numbers[0], &numbers[1], &numbers[2], &numbers[3]) == 4;
-    }
-    bool allows(const Choice& of) const {
-        return !given || (of.tile == numbers[0] && of.stages == numbers[1] && of.resident == numbers[2]);
-    }
-    static bool any() {
-        const char* const text = std::getenv("LATENTKV_DECODE");
-        return text != nullptr && std::strcmp(text, "any") == 0;
-    }
-};
-
 // Tile, stages and warps of the first choice that fits, `resident` thread blocks a multiprocessor.
 bool choose(const Request& request, std::span<const Choice> choices, const auto& allowed, DecodePlan& plan, Plan& a) {
     const Device& device = request.device;
-    const Trial trial(a);
     for (const Choice& choice : choices) {
-        if (!allowed(choice) || !trial.allows(choice)) continue;
+        if (!allowed(choice)) continue;
         a.tile = choice.tile;
         plan.stages = choice.stages;
         plan.warps = choice.warps;
@@ -92,8 +68,7 @@ bool choose(const Request& request, std::span<const Choice> choices, const auto&
         const int room = device.shared_bytes / choice.resident - 1024 * (choice.resident - 1) - decode_static_bytes;
         const DecodeArgs args = args_of(a);
         if (DecodeLayout(args).total(args) > room) continue;
-        a.least_tiles = is_stock_kind(a.kind) ? least_stock_slots / a.tile : 2 * n_warps;
-        if (trial.given) a.least_tiles = std::max(1, trial.numbers[3] / a.tile);
+        a.least_tiles = 2 * n_warps;
         a.n_split = decode_parts(a, request.capacity, device.n_multiprocessors * choice.resident);
         return true;
     }
@@ -139,13 +114,12 @@ const char* take(const Request& request, Plan& a) {
     if (blocks > 4) return "groups are too wide";
     if (a.in_blocks != 0) return take_blocks(request, a);
     a.kind = decode_kind(a);
-    if (Trial::any() && is_stock_kind(a.kind)) a.kind = any_kind;
     DecodePlan plan{};
     plan.k_pitch = decode_reads_k_in_place(a.rebuild != 0, blocks, a.kind)
                        ? 0
                        : widest_pitch(request.params, &RegionView::k, a.k_blocks);
     plan.v_pitch = widest_pitch(request.params, &RegionView::v, a.v_blocks);
-    plan.alike = !Trial::any() && a.rebuild == 0 && lie_alike(request.params, a) ? 1 : 0;
+    plan.alike = a.rebuild == 0 && lie_alike(request.params, a) ? 1 : 0;
     // K rebuild from 64 channels: sixteen warps share one set of tables where they fit
     constexpr Choice choices[] = {{32, 2, 16, 1}, {32, 1, 16, 1}, {16, 2, 16, 1}, {16, 1, 16, 1}, {32, 3, 8, 2},
                                   {32, 2, 8, 2},  {16, 3, 8, 2},  {16, 2, 8, 2},  {32, 3, 8, 1},  {16, 4, 8, 1},
@@ -155,7 +129,7 @@ const char* take(const Request& request, Plan& a) {
                  (choice.stages == 1 && a.rebuild == 0) ||  // a direct K is copied a tile ahead
                  // registers of one thread block fill the multiprocessor
                  (choice.resident == 2 && blocks > (a.rebuild != 0 ? 1 : 2)) ||
-                 (choice.tile == 32 && blocks > 2 && (a.rebuild != 0 || is_stock_kind(a.kind))));
+                 (choice.tile == 32 && ((blocks > 2 && a.rebuild != 0) || is_stock_kind(a.kind))));
     };
     return choose(request, choices, allowed, plan, a) ? nullptr : "no tile fits shared memory";
 }

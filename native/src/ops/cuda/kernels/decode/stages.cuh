@@ -474,12 +474,11 @@ struct DecodeWarp {
         Zeros zeros = {};
         int stage = 0;
         int marks_stage = 0;
-        const int ahead = rebuilds ? p.stages : p.stages - 1;
 #pragma unroll 1
-        for (int step = -ahead; step < 0 || tile_at(step) < tile_end; step++) {
-            if constexpr (!rebuilds) {
+        for (int step = -p.stages; step < 0 || tile_at(step) < tile_end; step++) {
+            if (!rebuilds && step != 0) {  // all stages are free at first, later that of the tile before
                 __syncwarp();
-                issue(step + ahead);
+                issue(step < 0 ? step + p.stages : step + p.stages - 1);
             }
             const int t = tile_at(max(step, 0));
             uint8_t* const k_rows = stages + stage * stage_bytes;
@@ -504,7 +503,7 @@ struct DecodeWarp {
             }
             if constexpr (rebuilds) {
                 __syncwarp();
-                issue(step + ahead);
+                issue(step + p.stages);
             }
             if (step < 0) {
                 if (step < -1) continue;

@@ -59,12 +59,25 @@ __global__ void __launch_bounds__(expand_threads, 2)
         return out + (static_cast<int64_t>(slot0 + s) * p.n_kv + head0) * p.head_dim * 2;
     };
     if (side.factor == nullptr) {  // one head
-        for (int j = 0; 16 * j < p.head_dim; j++) {
+        const auto copy = [&](const ExpandSlot& from, int s, int j) {
             __align__(16) uint8_t x[32];
-            put_chunk(slot, j, x);
+            put_chunk(from, j, x);
             for (int i = 0; i < 2 && 16 * j + 8 * i < p.head_dim; i++) {
-                *reinterpret_cast<uint4*>(row_at(thread) + 32 * j + 16 * i) = *reinterpret_cast<uint4*>(x + 16 * i);
+                *reinterpret_cast<uint4*>(row_at(s) + 32 * j + 16 * i) = *reinterpret_cast<uint4*>(x + 16 * i);
             }
+        };
+        const int n_chunks = (p.head_dim + chunk_width - 1) / chunk_width;
+        if (is_k && p.in_blocks != 0) {
+            for (int j = 0; j < n_chunks; j++) copy(slot, thread, j);
+            return;
+        }
+        // neighbouring threads read a row's chunks
+        auto* const slots = reinterpret_cast<ExpandSlot*>(shared);
+        slots[thread] = slot;
+        __syncthreads();
+        for (int i = thread; i < expand_slots * n_chunks; i += expand_threads) {
+            const int s = small_quotient(i, n_chunks);
+            copy(slots[s], s, i - s * n_chunks);
         }
         return;
     }

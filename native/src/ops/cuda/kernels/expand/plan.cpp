@@ -38,6 +38,9 @@ int row_bytes(const Problem& p) { return p.n_kv * p.head_dim * 2; }
 
 ExpandBy by_units(const Device& device) { return device.warpgroups ? ExpandBy::warpgroup : ExpandBy::units; }
 
+// Query rows of a thread block of the prefill kernel: it makes each tile of full rows once for so many.
+constexpr int most_made_once = 128;
+
 // A chunk of the context is expanded to full rows of f16 before it is attended to. So are full rows of other formats, for the flash kernel.
 const char* take_rows(const Request& request, Plan& a) {
     static_assert(most_expanded_head <= prefill_channels[1]);
@@ -46,6 +49,7 @@ const char* take_rows(const Request& request, Plan& a) {
                       a.v_group == 1 && a.v_b == nullptr && a.q_width == a.head_dim;
     if (a.rebuild != 0 && a.in_blocks != 0) return "K is rebuilt from blocks of tokens";
     if (a.rebuild == 0 && !full) return "K is not rebuilt";
+    if (full && a.in_blocks == 0 && rows_of(a) <= most_made_once) return "too few query rows";
     if (a.head_dim > most_expanded_head) return "heads are too wide";
     ExpandPlan own{};
     PrefillArgs expanded = on_expanded_rows(a, {});
