@@ -78,12 +78,21 @@ __device__ bool same_segments(const RowSide& a, const RowSide& b) {
     return same;
 }
 
+__device__ bool lies_in_token_blocks(const RowSide& side) {
+    bool all = side.n_segments > 0;
+    for (int s = 0; all && s < side.n_segments; s++) {
+        all = format_in_token_blocks(static_cast<Format>(side.segments[s].format));
+    }
+    return all;
+}
+
 // grid: rows x {K, V}
 __global__ void __launch_bounds__(row_threads, 1) move_kernel(const __grid_constant__ MoveArgs p) {
     extern __shared__ float x[];
     const bool is_k = blockIdx.y == 0;
     const RowSide from(p.from, is_k);
     const RowSide to(p.to, is_k);
+    if (lies_in_token_blocks(to)) return;  // store_blocks writes these
     const uint8_t* const src = from.rows + static_cast<int64_t>(p.from_slot[blockIdx.x]) * from.row_bytes;
     uint8_t* const dst = to.rows + static_cast<int64_t>(p.to_slot[blockIdx.x]) * to.row_bytes;
     for (int i = threadIdx.x; i < (is_k ? p.k_width : p.v_width); i += row_threads) x[i] = 0.0f;
@@ -126,7 +135,7 @@ __device__ float channel_of(const BlockArgs& p, const uint8_t* row, int column) 
 }
 
 constexpr int block_threads = chunk_width * token_block_slots;  // a warp a channel, a lane a token
-constexpr int most_chunks_at_once = 16;
+constexpr int most_chunks_at_once = 64;  // of all heads: a layer waits for one chunk after another
 
 // block: the segment in the row of the block's first slot
 template <class F>
