@@ -43,6 +43,7 @@ DEFAULTS: dict[str, Any] = {
     "scales": "segment",
     "master": False,
     "quick": False,
+    "polish": 0,
     "one_row": False,
     "gpu_times": None,
 }

@@ -60,7 +60,7 @@ class Compressed(LayerStream):
         device = torch.device(work.device)
         self._room = int(ROOM * _free_bytes(device)) if repeats else 0
         reduced = repeats and device.type == "cuda" and 4 * n_weights(work.source) > self._room
-        super().__init__(work.source, windows, work.device, "polish", reduced=reduced)
+        super().__init__(work.source, windows, work.device, "check", reduced=reduced)
         self.work, self.plan, self.rows = work, plan, rows
         self.batch = sizes.demotion_batch() if plan.recent else 1
         self._layers: dict[int, Layer] = {}

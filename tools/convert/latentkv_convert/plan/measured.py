@@ -78,7 +78,7 @@ def shares(work: Work, plan: Plan, windows: NDArray[np.int64]) -> Shares:
     last = max(0, (plan.fitted_context or 0) - windows.shape[1])
     model = Compressed(work, plan, rows, windows[:1], repeats=False)
     chunks = [windows[begin : begin + CHUNK] for begin in range(0, len(windows), CHUNK)]
-    with model_arithmetic(work.device), stage(2 * len(chunks), CHECK, "pass") as bar:
+    with model_arithmetic(work.device), stage(2 * len(chunks), CHECK, "run") as bar:
         for chunk in chunks:
             model.read(chunk, int(rng.integers(0, last + 1)))
             exact, cached = model.up(keep=True)

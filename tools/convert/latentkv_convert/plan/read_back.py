@@ -137,9 +137,8 @@ class Replaced:
         from ..rows import quantizer
 
         assert self.plan.formats is not None
-        groups = [
-            tuple(zip(*group, strict=True)) for group in zip(self.plan.segments, self.plan.formats, strict=True)
-        ]
+        both = zip(self.plan.segments, self.plan.formats, strict=True)
+        groups = [tuple(zip(*group, strict=True)) for group in both]
         segments = [segment for group in groups for segment in group]
         if sizes.has_group_scales(name for _, name in segments):
             return quantizer.stored_rows(latent, groups)

@@ -169,7 +169,7 @@ def batches(windows: Windows, rng: np.random.Generator) -> Iterator[Windows]:
 
 
 def peak(parameters: Sequence[Tensor], loss: float) -> float:
-    """The learning rate. A number p costs ½ p² nats: all of them, moved by the rate, cost STEP of the loss."""
+    """The learning rate. A number p costs ½ p² nats: all, moved by the rate, cost STEP of the loss."""
     n = sum(each.numel() for each in parameters)
     return math.sqrt(2 * STEP * max(loss, 1e-9) / max(n, 1))
 
