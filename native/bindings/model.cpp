@@ -250,7 +250,6 @@ void bind_model(py::module_& module) {
         .def_property_readonly("n_head", [](const Model& m) { return m.hparams().n_head; })
         .def_property_readonly("n_head_kv", [](const Model& m) { return widest(m.hparams()).n_kv; })
         .def_property_readonly("head_dim", [](const Model& m) { return widest(m.hparams()).head_dim; })
-        .def_property_readonly("gpu_obstacle", &Model::gpu_obstacle)
         .def_property_readonly("n_params", &Model::n_params)
         .def_property_readonly("size_bytes", &Model::size_bytes)
         .def_property_readonly("factor_bytes", &Model::factor_bytes)

@@ -111,9 +111,6 @@ class Model:
     @property
     def n_params(self) -> int: ...
     @property
-    def gpu_obstacle(self) -> str:
-        """Why all layers run on the CPU whatever GPUs there are, or ""."""
-    @property
     def size_bytes(self) -> int: ...
     @property
     def factor_bytes(self) -> int:

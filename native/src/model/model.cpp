@@ -93,8 +93,6 @@ int Model::count_wanted_gpus() {
     return 0;
 }
 
-std::string Model::gpu_obstacle() const { return ""; }
-
 void Model::place_weights() {
     const auto free = [this](int gpu) { return describe_only() ? size_t{1} : gpu_bytes(gpu).free; };
     runs_ = place_layers(hparams_.n_layer, options_.gpu, count_wanted_gpus(), free);

@@ -50,8 +50,6 @@ public:
     int n_host_layers() const { return runs_.front().on_gpu() ? 0 : runs_.front().end_layer; }
     // The memory of a run's weights and graphs; none in a forecast.
     ggml_backend_buffer_type_t memory(const LayerRun& run) const;
-    // Why all layers run on the CPU whatever GPUs there are, or "".
-    std::string gpu_obstacle() const;
     const std::string& gpu_absent() const { return gpu_absent_; }  // why no GPU is used
     bool gpu_asked() const { return options_.gpu.n_gpu_layers != 0; }
     bool describe_only() const { return options_.describe_only; }

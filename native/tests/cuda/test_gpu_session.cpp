@@ -139,7 +139,7 @@ constexpr Shape shapes[] = {
     {"full", "full", 256, 1, 256, 1, Shape::no, false, 0, false, 0.0F, false, 4, false, false, false, false, true},
     {.k_path = "value", .v_path = "full", .head_dim = 160, .group = 1, .rank = 160, .n_segments = 1, .turned = 32},
     {.k_path = "value", .v_path = "latent", .head_dim = 160, .group = 1, .rank = 128, .n_segments = 4, .turned = 32},
-    {.k_path = "value", .v_path = "latent", .head_dim = 112, .group = 1, .rank = 96, .n_segments = 3, .turned = 16},
+    {.k_path = "value", .v_path = "latent", .head_dim = 112, .group = 1, .rank = 112, .n_segments = 3, .turned = 16},
 };
 constexpr int n_key = 32;  // with MLA: channels of a head's key that are not turned, and of its value
 constexpr int n_value = 24;
