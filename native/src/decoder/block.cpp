@@ -252,12 +252,12 @@ BlockDescription of_stock(const GgufFile& file, const HParams& h) {
     return block;
 }
 
-// Stock keys, for files of ours too; one value each, or one a layer.
+// Stock keys without an architecture, for files of ours too; one value each, or one a layer.
 void read_xielu(const GgufFile& file, const HParams& h, BlockDescription& block) {
     if (block.activation != Activation::xielu) return;
     if (block.ffn != Ffn::plain) fail(key::block_activation, "expected xielu in a plain FFN; got another");
     const auto read = [&](const char* name) {
-        const std::string key = h.architecture + ".xielu." + name;
+        const std::string key = std::string("xielu.") + name;
         if (const auto one = file.has(key) && !file.find(key)->is_array ? file.find_f32(key) : std::nullopt) {
             return std::vector<float>(static_cast<size_t>(h.n_layer), *one);
         }

@@ -17,6 +17,7 @@ from . import archs, recurrent
 from .archs import mla
 from .checkpoint import Checkpoint
 from .source import Stored
+from .stock import NO_ARCHITECTURE
 from .tokenizer.vocabulary import CheckpointVocabulary
 
 
@@ -190,7 +191,8 @@ class CheckpointSource:
             "general.name": self.checkpoint.directory.resolve().name,
             "general.quantization_version": 2,
         }
-        keys |= {f"{self.spec.gguf_arch}.{name}": value for name, value in self.spec.keys.items()}
+        for name, value in self.spec.keys.items():
+            keys[name if name.startswith(NO_ARCHITECTURE) else f"{self.spec.gguf_arch}.{name}"] = value
         return keys | self._vocabulary.keys(self.spec.n_vocab)
 
     def encode(self, text: str) -> Sequence[int]:

@@ -15,7 +15,7 @@ from ..schema import KEYS
 from . import archs, gguf_block, recurrent
 from .archs import mla
 from .gguf_parts import GgufParts
-from .stock import Stock
+from .stock import NO_ARCHITECTURE, Stock
 
 _OURS = "latentkv."
 # What a plain file of ours says; any other key belongs to a latent cache.
@@ -92,6 +92,7 @@ def _with_rotated_dims(stock: Stock, spec: ModelSpec) -> ModelSpec:
 def _stock(parts: GgufParts, where: str, architecture: str, values: Mapping[str, Any]) -> Stock:
     dot = f"{architecture}."
     own = {name.removeprefix(dot): value for name, value in values.items() if name.startswith(dot)}
+    own |= {name: value for name, value in values.items() if name.startswith(NO_ARCHITECTURE)}
     roles = {name.removeprefix("blk.0.") for name in parts.names()}
     return Stock(where, own, roles, parts.info("token_embd.weight").shape[0])
 

@@ -29,6 +29,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention.temperature_scale": (0.0, 1.0),
 }
 
+NO_ARCHITECTURE = "xielu."  # keys of a model that have no architecture's prefix
+
 # Numbers that files give once, or once for every layer.
 _PER_LAYER = (
     "feed_forward_length",

@@ -11,7 +11,8 @@ from typing import Any
 from ....errors import ConvertError
 from ....ir import ModelSpec
 from ...stock import Stock
-from .. import hunyuan_v1_dense, routed
+from .. import routed
+from ..normed_heads import hunyuan_v1_dense
 
 ARCHITECTURE = "hunyuan-moe"
 STOCK_KEYS = routed.STOCK_KEYS

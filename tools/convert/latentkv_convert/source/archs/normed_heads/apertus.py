@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...errors import ConvertError
-from ...ir import ModelSpec
-from ..stock import Stock
-from . import QK_NORMS, llama, require
+from ....errors import ConvertError
+from ....ir import ModelSpec
+from ...stock import Stock
+from .. import QK_NORMS, llama, require
 
 TINY: dict[str, Any] = {
     **llama.TINY,

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ... import limits
-from ...ir import ModelSpec, TensorRole
-from ..stock import Stock
-from . import llama
+from .... import limits
+from ....ir import ModelSpec, TensorRole
+from ...stock import Stock
+from .. import llama
 
 ARCHITECTURE = "hunyuan-dense"
 TINY: dict[str, Any] = {
