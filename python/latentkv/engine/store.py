@@ -57,7 +57,7 @@ class PrefixStore:
         sink: int = 0,
     ) -> None:
         self._formats = _digest(formats.encode())
-        self._ram, self._disk, self._sink = ram_bytes, disk_bytes, sink
+        self._ram, self._disk, self._sink = ram_bytes, 0 if folder is None else disk_bytes, sink
         self._entries: OrderedDict[str, Entry] = OrderedDict()  # the longest unused first
         self._pieces = Pieces()
         self.folder: Path | None = None  # of this model

@@ -49,7 +49,14 @@ def test_the_longest_unused_goes_first() -> None:
     assert longest(store, [2]) == ("", 0)
     assert all(longest(store, [token])[1] for token in (1, 3, 4))
     assert store.ram_used == 30
-    PrefixStore("m", 0).put([1], lambda cuts: [b"x"])  # keeps nothing, and says nothing
+
+
+def test_rows_are_not_asked_for_where_nothing_is_kept() -> None:
+    def rows(cuts: Sequence[int]) -> list[bytes]:
+        raise AssertionError("rows of a sequence come from the device")
+
+    PrefixStore("m", 0).put([1], rows)
+    PrefixStore("m", 0, None, 1000).put([1], rows)  # room on a disk without a folder
 
 
 def test_files_take_what_memory_does_not(tmp_path: Path) -> None:
