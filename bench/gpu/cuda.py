@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument("--decode", type=int, default=35)
     parser.add_argument("--prefill", type=int, default=2048)
     parser.add_argument("--prefill-depth", type=int, default=16384)
-    parser.add_argument("--ubatch", type=int, default=512)
+    parser.add_argument("--ubatch", type=int, default=0, help="0 (default): as sessions choose")
     parser.add_argument("--sink", type=int, default=-1, help="exact first tokens (default: the file's)")
     parser.add_argument("--recent", type=int, default=-1, help="exact last tokens (default: the file's)")
     parser.add_argument("--json", type=Path)

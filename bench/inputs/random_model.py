@@ -19,6 +19,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
 
+from inputs import random_mla
 from inputs.random_rows import PLANS, PREFER, Side, chosen_group, planned, sides_of
 from inputs.random_shapes import SHAPES, DeltaNet, Heads, Shape
 from inputs.random_weights import Weights
@@ -62,6 +63,9 @@ def add_sizes(out: gguf.GGUFWriter, shape: Shape) -> None:
         out.add_ssm_inner_size(net.n_v * net.state_size)
         third = -(-shape.n_rot // 6)
         out.add_rope_dimension_sections([third, third, shape.n_rot // 2 - 2 * third, 0])
+    if shape.mla:
+        random_mla.add_sizes(out, shape, shape.mla)
+        return
     if wide := shape.global_heads:
         out.add_sliding_window(1024)
         out.add_sliding_window_pattern([bool(heads and heads.window) for heads in layers])
@@ -83,6 +87,11 @@ def add_sizes(out: gguf.GGUFWriter, shape: Shape) -> None:
 
 def add_cache(out: gguf.GGUFWriter, shape: Shape, sides: tuple[Side, Side]) -> None:
     out.add_uint32("latentkv.version", 1)
+    if shape.mla:
+        random_mla.add_cache(out, shape, sides[1])
+        out.add_uint32("latentkv.regions.sink", SINK)
+        out.add_uint32("latentkv.regions.recent", RECENT)
+        return
     for letter, side in zip("kv", sides, strict=True):
         heads = [shape.heads(layer) for layer in range(shape.n_layer)]
         layers = [side.of(each, shape) for each in heads]
@@ -106,7 +115,8 @@ class Tensors:
 
     def __init__(self, out: gguf.GGUFWriter, shape: Shape, seed: int, exact: bool) -> None:
         self.out, self.shape, self.exact = out, shape, exact
-        largest = max(shape.n_vocab, shape.n_ff, 2 * shape.n_head * shape.head_dim) * shape.n_embd
+        of_experts = shape.mla.n_expert * shape.mla.n_ff if shape.mla else 0
+        largest = max(shape.n_vocab, shape.n_ff, 2 * shape.n_head * shape.head_dim, of_experts) * shape.n_embd
         self.weights = Weights(seed, shape.weights, largest)
 
     def weight(self, name: str, n_out: int, n_in: int) -> None:
@@ -115,6 +125,15 @@ class Tensors:
             self.out.add_tensor(name, drawn.astype(np.float32))
             return
         self.out.add_tensor(name, self.weights.quantized(n_out, n_in), raw_dtype=self.weights.type)
+
+    def weights_of(self, name: str, n: int, n_out: int, n_in: int) -> None:
+        """[n, n_out, n_in]: of experts, or of heads."""
+        if self.exact:
+            drawn = self.weights.f16(n, n_out, n_in, scale=1.0 / math.sqrt(n_in))
+            self.out.add_tensor(name, drawn.astype(np.float32))
+            return
+        blocks = self.weights.quantized(n * n_out, n_in)
+        self.out.add_tensor(name, blocks.reshape(n, n_out, -1), raw_dtype=self.weights.type)
 
     def factor(self, name: str, *sizes: int) -> None:
         """f16; its last dimension is what it multiplies."""
@@ -173,6 +192,9 @@ def add_delta_net(add: Tensors, blk: str, net: DeltaNet) -> None:
 
 def add_layer(add: Tensors, layer: int, sides: tuple[Side, Side]) -> None:
     shape, blk = add.shape, f"blk.{layer}."
+    if shape.mla:
+        random_mla.add_layer(add, layer, shape.mla, sides[1])
+        return
     norms = {
         "llama": ("attn_norm", "ffn_norm"),
         "qwen35": ("attn_norm", "post_attention_norm"),

@@ -39,6 +39,12 @@ PLANS = {
     ),
 }
 
+# Of rows of multi-head latent attention, turned channels first, by share of f16.
+MLA_PLANS = {
+    "28": (("q8", 64), ("q8", 96), ("q4", 224), ("q2", 96)),
+    "14": (("q4", 64), ("q4", 128), ("q2", 128), ("q1", 64)),
+}
+
 Segments = tuple[tuple[str, int], ...]  # row format and channels, by importance
 
 
@@ -98,6 +104,9 @@ PREFER = {"speed": "rotated", "size": "rebuild", "one-row": "rotated"}
 
 def planned(plan: str, prefer: str, shape: Shape, group: int) -> tuple[Side, Side]:
     """K and V of a file that `convert` writes by default, or with --group; prefer: one of PREFER."""
+    if shape.mla:
+        row = MLA_PLANS[plan]
+        return Side("value", 1, 0), Side("latent", 1, sum(n for _, n in row), row)
     k_path = PREFER[prefer]
     units = group * shape.head_dim // UNIT
     known = PLANS.get((plan, units))

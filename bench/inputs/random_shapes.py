@@ -32,6 +32,25 @@ class DeltaNet:
 
 
 @dataclass(frozen=True)
+class Mla:
+    """Sizes of multi-head latent attention; with experts behind the first layer."""
+
+    q_rank: int  # 0: queries are made of the input
+    n_key: int  # channels of a head's key that are not turned
+    n_value: int
+    kv_rank: int = 512
+    n_rot: int = 64
+    n_expert: int = 8  # fewer than the model has: a token reads as many, and the file is smaller
+    n_used: int = 4
+    n_ff: int = 1536  # of an expert
+    n_shared: int = 1
+
+    @property
+    def row(self) -> int:
+        return self.kv_rank + self.n_rot
+
+
+@dataclass(frozen=True)
 class Shape:
     """Sizes of a decoder."""
 
@@ -51,6 +70,7 @@ class Shape:
     period: int = 1  # the last of so many layers is like no other: it attends, or has no window
     global_heads: Heads | None = None  # of layers without a window, where others have one
     delta_net: DeltaNet | None = None  # of layers that do not attend
+    mla: Mla | None = None
 
     def heads(self, layer: int) -> Heads | None:
         """None: the layer has a delta net."""
@@ -74,6 +94,18 @@ SHAPES = {
     "gemma4-31b": Shape(
         "Gemma-4-31B", 60, 5376, 21504, 32, 16, 262144, 1e6, 256,
         architecture="gemma4", weights="Q4_K", period=6, global_heads=Heads(4, 512, 512, has_v=False),
+    ),
+    "glm47-flash": Shape(
+        "GLM-4.7-Flash", 47, 2048, 10240, 20, 1, 154880, 1e6, 576,
+        architecture="deepseek2", n_rot=64, mla=Mla(768, 192, 256),
+    ),
+    "deepseek-v2-lite": Shape(
+        "DeepSeek-V2-Lite", 27, 2048, 10944, 16, 1, 102400, 1e4, 576,
+        architecture="deepseek2", n_rot=64, mla=Mla(0, 128, 128, n_used=6, n_ff=1408, n_shared=2),
+    ),
+    "tiny-mla": Shape(
+        "tiny MLA", 2, 256, 512, 4, 1, 512, 1e4, 576,
+        architecture="deepseek2", n_rot=64, mla=Mla(96, 64, 64, n_used=2, n_ff=64),
     ),
     "tiny": Shape("tiny", 2, 256, 512, 4, 2, 512, 10000.0, 64),
     "small": Shape("small", 2, 512, 1024, 16, 4, 512, 500000.0, rope_factor=8.0),

@@ -95,7 +95,7 @@ py::list layers(const Model& model) {
     return out;
 }
 
-// [segments, formats]: bytes of a token, and nats per token.
+// [segments, formats]: bytes of a token, and nats per token. segments: how many are planned together, of every layer and group.
 py::dict side_tables(const lkv::CacheSpec& spec, lkv::TensorSpec lkv::LayerCacheSpec::* tensor,
                      const std::vector<float>& distortions) {
     const std::vector<lkv::Format>& formats = spec.master->formats;
@@ -113,7 +113,10 @@ py::dict side_tables(const lkv::CacheSpec& spec, lkv::TensorSpec lkv::LayerCache
     py::list counts;
     for (const lkv::LayerCacheSpec& layer : spec.layers) {
         for (const auto& group : (layer.*tensor).segments) {
-            counts.append(group.size());
+            size_t n_turned = 0;  // of MLA: planned apart from those of the latent
+            for (int width = 0; width < layer.key_only; n_turned++) width += group[n_turned];
+            if (n_turned > 0) counts.append(n_turned);
+            counts.append(group.size() - n_turned);
         }
     }
     py::dict side;

@@ -24,6 +24,7 @@ struct Choices {
     bool q_from_k = false;    // the queries need K
     bool between = false;     // a node that leads to none of the three
     bool before = false;      // the layer before ends with two products
+    bool one_row = false;     // keys are in V's rows
 };
 
 // One layer: norm, K = scaled product, V = product, Q = two products; store, attention.
@@ -61,7 +62,8 @@ struct Layer {
         k = keep(ggml_scale(ctx, keep(ggml_mul_mat(ctx, wk, x)), 2.0F));
         ggml_tensor* const v = keep(ggml_mul_mat(ctx, weight(), x));
         q = keep(ggml_mul_mat(ctx, weight(), keep(ggml_mul_mat(ctx, weight(), choices.q_from_k ? k : x))));
-        ggml_tensor* const stored = lkv::store_rows(ctx, node, std::nullopt, lkv::BatchRows{k, v});
+        ggml_tensor* const stored =
+            lkv::store_rows(ctx, node, std::nullopt, lkv::BatchRows{choices.one_row ? v : k, v});
         ggml_build_forward_expand(graph, stored);
         if (choices.between) ggml_build_forward_expand(graph, ggml_scale(ctx, x, 3.0F));
         ggml_tensor* const out = lkv::latent_attn(
@@ -117,6 +119,15 @@ void layer_before() {
     CHECK(layer.ops(b.ahead, b.k) == " MUL_MAT RMS_NORM");
 }
 
+void one_row() {
+    const Layer layer({.one_row = true});
+    const Branches b = only(layer);
+    CHECK(layer.ops(b.ahead, b.k) == " RMS_NORM");
+    CHECK(b.k == b.v);
+    CHECK(layer.ops(b.v, b.store) == " MUL_MAT");
+    CHECK(layer.ops(b.store + 1, b.attention) == " MUL_MAT MUL_MAT");
+}
+
 void refused() {
     CHECK(lkv::find_branches(Layer({.between = true}).graph).empty());
     // memory that is free behind K is taken for V and for the queries
@@ -132,6 +143,7 @@ int main() {
     found();
     queries_from_k();
     layer_before();
+    one_row();
     refused();
     return lkv::test::report("branches");
 }

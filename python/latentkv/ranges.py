@@ -80,7 +80,7 @@ def check_auto(where: str, allowed: Range, value: SupportsIndex | str) -> int | 
 
 N_CTX = Range(1, 1 << 28, {0: "as trained"})
 N_BATCH = Range(1)
-N_UBATCH = Range(1, 1 << 16, {0: "chosen by the device"})
+N_UBATCH = Range(1, 1 << 16, {0: "the default"})
 N_SEQ_MAX = Range(1, 64)
 N_THREADS = Range(1, 512, {0: "the default"})
 N_GPU_LAYERS = Range(0, special={-1: "all"})

@@ -24,6 +24,36 @@ def plain(checkpoint: Path, out: Path, outtype: str = "f32") -> Path:
     return rewritten(out, out)
 
 
+def older_mla(path: Path, out: Path, kind: str = "f32") -> Path:
+    """A deepseek2 file as converters wrote it until May 2025: both factors of a layer in attn_kv_b, and heads
+    as long as they are without absorbing them."""
+    source = GgufFile(path)
+    of = "deepseek2.attention."
+    number = {
+        name: source.values[of + name].data for name in ("head_count", "key_length_mla", "value_length_mla")
+    }
+    both, without = {}, [of + "key_length_mla", of + "value_length_mla"]
+    for name, info in source.tensors.items():
+        if not name.endswith("attn_k_b.weight"):
+            continue
+        values = name.replace("attn_k_b", "attn_v_b")
+        of_keys, of_values = (
+            source.raw(own).view(np.float32).reshape(source.tensors[own].shape) for own in (name, values)
+        )
+        heads = np.concatenate([of_keys.transpose(0, 2, 1), of_values], axis=1)
+        both[name.replace("attn_k_b", "attn_kv_b")] = heads.reshape(-1, info.shape[1])
+        without += [name, values]
+    keys = {
+        of + "key_length": number["key_length_mla"],
+        of + "value_length": number["value_length_mla"],
+        of + "head_count_kv": number["head_count"],
+    }
+    if kind == "f32":
+        return rewritten(path, out, without=tuple(without), keys=keys, extra=both)
+    whole = rewritten(path, out.with_suffix(".f32"), without=tuple(without), keys=keys, extra=both)
+    return rewritten(whole, out, types={"attn_kv_b.weight": kind})
+
+
 def rewritten(
     path: Path,
     out: Path,
@@ -47,7 +77,10 @@ def rewritten(
             sub_type = None if value.sub_type is None else gguf.GGUFValueType(value.sub_type)
             writer.add_key_value(key, value.data, gguf.GGUFValueType(value.type), sub_type=sub_type)
     for key, value in keys.items():
-        writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
+        kind = gguf.GGUFValueType.get_type(value)
+        if type(value) is int and value >= 0 and key in values and values[key].sub_type is None:
+            kind = gguf.GGUFValueType(values[key].type)  # readers want the type that they know
+        writer.add_key_value(key, value, kind)
     rng = np.random.default_rng(0)
     for name, info in source.tensors.items():
         if name in without:

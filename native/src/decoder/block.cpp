@@ -252,6 +252,29 @@ BlockDescription of_stock(const GgufFile& file, const HParams& h) {
     return block;
 }
 
+// Stock keys, for files of ours too; one value each, or one a layer.
+void read_xielu(const GgufFile& file, const HParams& h, BlockDescription& block) {
+    if (block.activation != Activation::xielu) return;
+    if (block.ffn != Ffn::plain) fail(key::block_activation, "expected xielu in a plain FFN; got another");
+    const auto read = [&](const char* name) {
+        const std::string key = h.architecture + ".xielu." + name;
+        if (const auto one = file.has(key) && !file.find(key)->is_array ? file.find_f32(key) : std::nullopt) {
+            return std::vector<float>(static_cast<size_t>(h.n_layer), *one);
+        }
+        std::vector<float> values = per_layer(key, file.find_f32_array(key), h.n_layer);
+        if (values.empty()) fail(key, "expected a number, or one a layer; got none");
+        for (const float value : values) {
+            if (!(std::abs(value) <= largest_scale))
+                fail(key, "expected numbers up to ", largest_scale, "; got ", value);
+        }
+        return values;
+    };
+    const auto alpha_n = read("alpha_n"), alpha_p = read("alpha_p"), beta = read("beta"), eps = read("eps");
+    for (size_t il = 0; il < alpha_n.size(); il++) {
+        block.xielu.push_back({alpha_n[il], alpha_p[il], beta[il], eps[il]});
+    }
+}
+
 }  // namespace
 
 void check_architecture(const GgufFile& file, const std::string& architecture) {
@@ -259,7 +282,9 @@ void check_architecture(const GgufFile& file, const std::string& architecture) {
 }
 
 BlockDescription read_block(const GgufFile& file, const HParams& sizes) {
-    return file.has(key::block_norm) ? described(file, sizes) : of_stock(file, sizes);
+    BlockDescription block = file.has(key::block_norm) ? described(file, sizes) : of_stock(file, sizes);
+    read_xielu(file, sizes, block);
+    return block;
 }
 
 }  // namespace lkv

@@ -27,6 +27,14 @@ struct LayerAttention {
     int rows_of = -1;         // the earlier layer whose K and V this one reads, -1: its own
 };
 
+// xIELU of one layer (Huang and Schlag 2024, arXiv 2411.13010), as checkpoints have it: softplus comes later.
+struct Xielu {
+    float alpha_n;
+    float alpha_p;
+    float beta;
+    float eps;
+};
+
 struct BlockDescription {
     Norm norm = Norm::rms;
     Activation activation = Activation::silu;
@@ -48,6 +56,7 @@ struct BlockDescription {
     float logit_scale = 1.0F;
     float logit_softcap = 0.0F;          // logits = cap · tanh(logits / cap), 0 = none
     std::vector<LayerAttention> layers;  // [n_layer]
+    std::vector<Xielu> xielu;            // [n_layer] with Activation::xielu
 };
 
 // Errors: Error for a file without latentkv.block.* keys whose architecture has no stock description.

@@ -14,16 +14,16 @@ MlaSizes read_mla(const GgufFile& file, const std::string& architecture) {
         if (value < low || value > high) fail(key, "expected a value from ", low, " to ", high, "; got ", value);
         return static_cast<int>(value);
     };
-    if (!file.has(of_attention + "key_length_mla")) {
-        fail("gguf", "expected the key ", of_attention, "key_length_mla and tensors attn_k_b and attn_v_b; got none: ",
-             "older converters write attn_kv_b; get a newer file");
-    }
+    const bool older =
+        !file.has(of_attention + "key_length_mla");  // where these lengths are a head's own, and factors are joined
+    const std::string length = older ? "_length" : "_length_mla";
     sizes.kv_rank = need(of_attention + "kv_lora_rank", 1, 4096);
     if (file.has(of_attention + "q_lora_rank")) sizes.q_rank = need(of_attention + "q_lora_rank", 0, 1 << 16);
     sizes.n_rot = need(dot + "rope.dimension_count", 2, 4096);
     if (sizes.n_rot % 2 != 0) fail(dot + "rope.dimension_count", "expected an even number; got ", sizes.n_rot);
-    sizes.n_key = need(of_attention + "key_length_mla", sizes.n_rot + 1, 8192) - sizes.n_rot;
-    sizes.n_value = need(of_attention + "value_length_mla", 1, 8192);
+    sizes.n_key = need(of_attention + "key" + length, sizes.n_rot + 1, 8192) - sizes.n_rot;
+    sizes.n_value = need(of_attention + "value" + length, 1, 8192);
+    if (older) return sizes;
     const auto expect = [&](const char* name, int64_t expected) {
         const int64_t value = file.find_u32(of_attention + name).value_or(static_cast<uint32_t>(expected));
         if (value != expected) fail(of_attention + name, "expected ", expected, "; got ", value);

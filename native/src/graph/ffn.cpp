@@ -22,8 +22,9 @@ ggml_tensor* activated(ggml_context* ctx, Activation activation, ggml_tensor* x)
             return ggml_gelu(ctx, x);
         case Activation::relu:
             return ggml_relu(ctx, x);
-        case Activation::swiglu_oai:
-            break;  // no plain FFN has it, see block.cpp
+        case Activation::swiglu_oai:  // no plain FFN has it, see block.cpp
+        case Activation::xielu:       // see ffn()
+            break;
     }
     return x;
 }
@@ -42,6 +43,8 @@ ggml_glu_op gate_of(Activation activation) {
             return GGML_GLU_OP_REGLU;
         case Activation::swiglu_oai:
             return GGML_GLU_OP_SWIGLU_OAI;
+        case Activation::xielu:
+            break;  // of a plain FFN alone
     }
     return GGML_GLU_OP_SWIGLU;
 }
@@ -176,8 +179,8 @@ int ffn_nodes(const HParams& h) {
     return own_nodes + 2 * h.n_expert_used + (h.block.ffn == Ffn::gated_and_experts ? own_nodes : 0);
 }
 
-ggml_tensor* ffn(ggml_context* ctx, ggml_cgraph* nodes, const HParams& h, const LayerWeights& layer, ggml_tensor* x,
-                 ggml_tensor* hidden) {
+ggml_tensor* ffn(ggml_context* ctx, ggml_cgraph* nodes, const HParams& h, const LayerWeights& layer, int il,
+                 ggml_tensor* x, ggml_tensor* hidden) {
     const BlockDescription& block = h.block;
     if (block.ffn == Ffn::experts && layer.ffn_gate_inp != nullptr) {
         ggml_tensor* const chosen = experts(ctx, nodes, h, layer, x, x);
@@ -185,7 +188,10 @@ ggml_tensor* ffn(ggml_context* ctx, ggml_cgraph* nodes, const HParams& h, const 
     }
     if (block.ffn == Ffn::gated_and_experts) return dense_and_experts(ctx, nodes, h, layer, x, hidden);
     ggml_tensor* y = linear(ctx, layer.ffn_up, layer.ffn_up_bias, x);
-    if (block.ffn == Ffn::plain) {
+    if (block.activation == Activation::xielu) {
+        const Xielu& of = block.xielu[static_cast<size_t>(il)];
+        y = ggml_xielu(ctx, y, of.alpha_n, of.alpha_p, of.beta, of.eps);
+    } else if (block.ffn == Ffn::plain) {
         y = activated(ctx, block.activation, y);
     } else {
         ggml_tensor* const gate =

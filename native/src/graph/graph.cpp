@@ -40,8 +40,8 @@ private:
     ggml_tensor* normed(ggml_tensor* x, ggml_tensor* weight, ggml_tensor* bias) const {
         return weight == nullptr ? x : ops_.norm(x, weight, bias);
     }
-    ggml_tensor* fed(ggml_tensor* x, ggml_tensor* hidden, const LayerWeights& layer) {
-        return ffn(ctx_, graph_.nodes, h_, layer, x, hidden);
+    ggml_tensor* fed(ggml_tensor* x, ggml_tensor* hidden, const LayerWeights& layer, int il) {
+        return ffn(ctx_, graph_.nodes, h_, layer, il, x, hidden);
     }
     ggml_tensor* added(ggml_tensor* x, ggml_tensor* branch, ggml_tensor* post_norm) const;
     ggml_tensor* finished(ggml_tensor* x, const LayerWeights& layer, int il) const {
@@ -191,12 +191,12 @@ ggml_tensor* Builder::layer(AttentionBranch& attention, DeltaNetBranch& delta_ne
     if (h_.block.parallel) {
         ggml_tensor* const ffn_input =
             weights.ffn_norm == nullptr ? input : ops_.norm(x, weights.ffn_norm, weights.ffn_norm_bias);
-        x = added(added(x, attended, weights.attn_post_norm), fed(ffn_input, x, weights), weights.ffn_post_norm);
+        x = added(added(x, attended, weights.attn_post_norm), fed(ffn_input, x, weights, il), weights.ffn_post_norm);
         return finished(x, weights, il);
     }
     x = added(x, attended, weights.attn_post_norm);
     ggml_tensor* const ffn_input = normed(x, weights.ffn_norm, weights.ffn_norm_bias);
-    return finished(added(x, fed(ffn_input, x, weights), weights.ffn_post_norm), weights, il);
+    return finished(added(x, fed(ffn_input, x, weights, il), weights.ffn_post_norm), weights, il);
 }
 
 // Hidden states to logits, or to the states behind the last norm.

@@ -191,27 +191,30 @@ Heads Projections::mla_heads(ggml_tensor* x, const LayerWeights& layer, const La
     const MlaWeights& w = layer.mla;
     const MlaSizes& sizes = h_.mla;
     const int64_t n_tokens = x->ne[1];
+    const auto held = [this](ggml_tensor* made) { return ops_.held(made); };
+    const auto product = [&](ggml_tensor* of, ggml_tensor* weight) { return held(ops_.linear(of, weight, nullptr)); };
+    const auto normed = [&](ggml_tensor* of, ggml_tensor* weight) { return held(ops_.norm(of, weight, nullptr)); };
     // channels `first` and on of every vector of `of`, as many as n
     const auto cut = [&](ggml_tensor* of, int64_t n, int64_t first) {
-        return ggml_cont(ctx_, ggml_view_3d(ctx_, of, n, of->ne[1], n_tokens, of->nb[1], of->nb[2],
-                                            static_cast<size_t>(first) * sizeof(float)));
+        return ggml_view_3d(ctx_, of, n, of->ne[1], n_tokens, of->nb[1], of->nb[2],
+                            static_cast<size_t>(first) * sizeof(float));
     };
-    ggml_tensor* q = w.q != nullptr
-                         ? ops_.linear(x, w.q, nullptr)
-                         : ops_.linear(ops_.norm(ops_.linear(x, w.q_a, nullptr), w.q_a_norm, nullptr), w.q_b, nullptr);
-    q = ggml_reshape_3d(ctx_, q, sizes.query(), h_.n_head, n_tokens);
-    ggml_tensor* const q_rot = rope(cut(q, sizes.n_rot, sizes.n_key), il);
-    ggml_tensor* const q_key = swapped(ctx_, cut(q, sizes.n_key, 0));  // [n_key, n_tokens, n_head]
-    ggml_tensor* const absorbed = swapped(ctx_, ggml_mul_mat(ctx_, w.k_b, q_key));
-
-    ggml_tensor* const row = ggml_reshape_3d(ctx_, ops_.linear(x, w.kv_a, nullptr), sizes.row(), 1, n_tokens);
-    ggml_tensor* const k_rot = rope(cut(row, sizes.n_rot, sizes.kv_rank), il);
-    ggml_tensor* latent = ops_.norm(cut(row, sizes.kv_rank, 0), w.kv_a_norm, nullptr);
-    latent = with_bias(latent, layer.attn_v_e_bias);
-    if (spec.v_path == VPath::latent) latent = ops_.linear(latent, layer.attn_v_e, nullptr);
+    ggml_tensor* const row = ggml_reshape_3d(ctx_, product(x, w.kv_a), sizes.row(), 1, n_tokens);
+    ggml_tensor* const k_rot = held(rope(cut(row, sizes.n_rot, sizes.kv_rank), il));
+    ggml_tensor* latent = with_bias(normed(cut(row, sizes.kv_rank, 0), w.kv_a_norm), layer.attn_v_e_bias);
+    if (spec.v_path == VPath::latent) {  // of all tokens in one product
+        latent = product(ggml_reshape_2d(ctx_, latent, sizes.kv_rank, n_tokens), layer.attn_v_e);
+        latent = ggml_reshape_3d(ctx_, latent, latent->ne[0], 1, n_tokens);
+    }
     Heads found;
-    found.q = tempered(ggml_concat(ctx_, q_rot, absorbed, 0));
-    found.v = ggml_concat(ctx_, k_rot, latent, 0);
+    found.v = held(ggml_concat(ctx_, k_rot, latent, 0));
+
+    ggml_tensor* q = w.q != nullptr ? product(x, w.q) : product(normed(product(x, w.q_a), w.q_a_norm), w.q_b);
+    q = ggml_reshape_3d(ctx_, q, sizes.query(), h_.n_head, n_tokens);
+    ggml_tensor* const q_rot = held(rope(cut(q, sizes.n_rot, sizes.n_key), il));
+    ggml_tensor* const q_key = ggml_permute(ctx_, cut(q, sizes.n_key, 0), 0, 2, 1, 3);  // [n_key, n_tokens, n_head]
+    ggml_tensor* const absorbed = held(swapped(ctx_, held(ggml_mul_mat(ctx_, w.k_b, q_key))));
+    found.q = tempered(held(ggml_concat(ctx_, q_rot, absorbed, 0)));
     return found;
 }
 

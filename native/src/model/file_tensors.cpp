@@ -45,7 +45,11 @@ FileTensors::FileTensors(const GgufFile& file, const std::string& path)
         const auto place = std::find_if(file.spans().begin(), file.spans().end(), [&](const auto& span) {
             return info.data >= span.data() && info.data < span.data() + span.size();
         });
-        ggml_backend_buffer_t const buffer = spans_[static_cast<size_t>(place - file.spans().begin())].get();
+        const auto index = static_cast<size_t>(place - file.spans().begin());
+        if (place == file.spans().end()) {  // made of others, in memory of its own
+            spans_.emplace_back(ggml_backend_cpu_buffer_from_ptr(const_cast<uint8_t*>(info.data), info.bytes));
+        }
+        ggml_backend_buffer_t const buffer = (place == file.spans().end() ? spans_.back() : spans_[index]).get();
         if (ggml_backend_tensor_alloc(buffer, weight, const_cast<uint8_t*>(info.data)) != GGML_STATUS_SUCCESS) {
             fail("gguf", "expected room for ", info.name, "; got a tensor past the data of ", path);
         }

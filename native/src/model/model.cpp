@@ -9,6 +9,7 @@
 #include "devices/gpus.h"
 #include "ggml-cpu.h"
 #include "gguf/content_hash.h"
+#include "model/older_mla.h"
 #include "model/placing.h"
 #include "model/sidecar.h"
 #include "ops/latent_attn.h"
@@ -29,6 +30,7 @@ Model::Model(const std::string& path, const ModelOptions& options)
         fail("gguf", "expected at most ", hparams_.n_vocab, " tokens, the rows of token_embd.weight; got ",
              vocab_->n_tokens());
     }
+    if (hparams_.has_mla()) interleaved_ = split_mla_factors(file_, hparams_.mla, hparams_.n_head);
     if (!options.latent_path.empty()) {
         fit_base_tensors(file_, hparams_, cache_spec_);
     }
@@ -91,24 +93,20 @@ int Model::count_wanted_gpus() {
     return 0;
 }
 
-std::string Model::gpu_obstacle() const {
-    return hparams_.has_mla() ? "no kernel takes rows that are keys and values in one (MLA)" : "";
-}
+std::string Model::gpu_obstacle() const { return ""; }
 
 void Model::place_weights() {
     const auto free = [this](int gpu) { return describe_only() ? size_t{1} : gpu_bytes(gpu).free; };
     runs_ = place_layers(hparams_.n_layer, options_.gpu, count_wanted_gpus(), free);
-    if (on_gpu() && !gpu_obstacle().empty()) {
-        fail("-ngl", "expected all layers on the CPU (-ngl 0), as ", gpu_obstacle(), "; got ",
-             options_.gpu.n_gpu_layers);
-    }
     if (!on_one_device() && (hparams_.shares_rows() || hparams_.n_embd_layer > 0)) {
         const char* const why =
             hparams_.shares_rows() ? "some read the K and V of others" : "tokens bring numbers to each";
         fail("-ngl", "expected all layers on one device, as ", why, "; got ", runs_text(runs_));
     }
     const auto n_host = static_cast<size_t>(n_host_layers());
-    if (!describe_only()) interleaved_ = interleave(std::span(layers_).first(n_host));
+    if (!describe_only()) {
+        for (auto& copy : interleave(std::span(layers_).first(n_host))) interleaved_.push_back(std::move(copy));
+    }
     // see AttentionBranch::expands_keys
     for (LayerWeights& l : std::span(layers_).subspan(n_host)) {
         if (l.attn_q_e == nullptr || l.attn_q_e->ne[0] > most_expanded_head) continue;

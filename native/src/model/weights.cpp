@@ -117,8 +117,8 @@ void Loader::load_projections() {
     load_head_norm("attn_q_norm.weight", heads_.n_head, l_.attn_q_norm, l_.attn_q_norm_whole);
     load_head_norm("attn_k_norm.weight", heads_.n_kv, l_.attn_k_norm, l_.attn_k_norm_whole);
     if (h_.block.norm_after_rope && (l_.attn_q_norm == nullptr || l_.attn_k_norm == nullptr)) {
-        fail("gguf", "expected norms of ", heads_.head_dim, " numbers behind RoPE, ", blk_, "attn_q_norm.weight and ", blk_,
-             "attn_k_norm.weight; got none, or one over all heads");
+        fail("gguf", "expected norms of ", heads_.head_dim, " numbers behind RoPE, ", blk_, "attn_q_norm.weight and ",
+             blk_, "attn_k_norm.weight; got none, or one over all heads");
     }
     l_.attn_output = need("attn_output.weight", {wq, d});
     l_.attn_output_bias = optional("attn_output.bias", {d});

@@ -39,7 +39,7 @@ struct Memory {
 
 Memory memory_of(ggml_cgraph* graph, int first, int end, const ggml_tensor* result) {
     Memory memory;
-    memory.read.push_back(result);
+    if (result != nullptr) memory.read.push_back(result);
     for (int i = first; i < end; i++) {
         const ggml_tensor* const node = ggml_graph_node(graph, i);
         if (is_view(node)) {
@@ -74,10 +74,10 @@ std::optional<Branches> branches_of(ggml_cgraph* graph, int begin, int store, in
     const ggml_tensor* const rows = ggml_graph_node(graph, store);
     const ggml_tensor* const attend = ggml_graph_node(graph, attention);
     std::unordered_map<const ggml_tensor*, uint8_t> leads;
-    leads[rows->src[0]] |= to_k;
-    leads[rows->src[1]] |= to_v;
-    for (int s = 2; s < GGML_MAX_SRC; s++) {
-        if (rows->src[s] != nullptr) leads[rows->src[s]] |= s % 2 == 0 ? to_k : to_v;
+    for (int s = 0; s < GGML_MAX_SRC; s++) {
+        if (rows->src[s] == nullptr) continue;
+        const bool is_k = s % 2 == 0 && rows->src[s] != rows->src[s + 1];  // and no row of V alone
+        leads[rows->src[s]] |= is_k ? to_k : to_v;
     }
     const ggml_tensor* const last_q = last_queries(attend);
     leads[attend->src[0]] |= to_q;
@@ -125,7 +125,7 @@ std::optional<Branches> branches_of(ggml_cgraph* graph, int begin, int store, in
     }
     b.rope = b.latent_q;
     if (b.latent_q > store + 1 && ggml_graph_node(graph, b.latent_q - 1)->op == GGML_OP_ROPE) b.rope--;
-    const Memory k = memory_of(graph, b.k, b.v, rows->src[0]);
+    const Memory k = memory_of(graph, b.k, b.v, rows->src[0] == rows->src[1] ? nullptr : rows->src[0]);
     const Memory v = memory_of(graph, b.v, store, rows->src[1]);
     const Memory q = memory_of(graph, store + 1, attention, last_q);
     const bool apart = spares(k, v) && spares(k, q) && spares(v, k) && spares(v, q) && spares(q, k) && spares(q, v);

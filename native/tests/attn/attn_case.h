@@ -57,6 +57,7 @@ struct AttnShape {
     std::vector<std::vector<std::vector<SegmentSpec>>> v_rows{};
     std::vector<int> region_tokens{};  // the first that are region 0's, the latest that are region 1's; empty: 4 and 20
     std::vector<bool> absent{};        // regions of no capacity, their tokens in the last one; empty: none
+    int key_only = 0;                  // above 0: K and V are one row, of which V is what is behind so many channels
     bool any_query = false;            // also queries that lose something as the bytes in which codes are met
     unsigned seed = 1;
 };
@@ -148,6 +149,7 @@ private:
         std::vector<uint8_t> v_rows;
         std::vector<int32_t> pos;
         std::vector<uint64_t> seq;
+        GroupLayout values{};  // of a row that is K and V
     };
 
     float normal() { return normal_(random_); }
@@ -312,6 +314,10 @@ private:
                             static_cast<int32_t>(region.pos.size()),
                             region.k_plan.view(),
                             region.v_plan.view()};
+            if (shape_.key_only == 0) continue;
+            p.regions[r].v_rows = p.regions[r].k_rows;
+            p.regions[r].v = p.regions[r].k;
+            p.regions[r].v.groups = &region.values;
         }
     }
 
@@ -348,6 +354,15 @@ private:
             write_row(v, normals(v.width, 1.0).data(), region->v_rows.data() + i * static_cast<size_t>(v.row_bytes));
         }
         if (in_token_blocks(k)) write_token_blocks(k, slots.size(), region->k_rows);
+        GroupLayout& values = region->values;
+        values = k.groups[0];
+        values.column += shape_.key_only;
+        values.width -= shape_.key_only;
+        values.kept -= shape_.key_only;
+        while (values.n_segments > 0 && k.segments[values.first_segment].column < values.column) {
+            values.first_segment++;
+            values.n_segments--;
+        }
         return region;
     }
 

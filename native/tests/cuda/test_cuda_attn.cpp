@@ -562,6 +562,73 @@ void apart() {
     }
 }
 
+// Rows that are keys, and behind their turned channels values: all query heads read one.
+void one_row() {
+    using enum Format;
+    using Row = std::vector<lkv::SegmentSpec>;
+    struct Case {
+        const char* name;
+        const char* kernel;
+        int heads, turned;
+        std::vector<Row> rows;  // of every region
+        int n_tokens = 1, n_past = 150, n_seq = 1, n_split = 0;
+        bool small = false;  // a device with 99 KB of shared memory a thread block
+        bool apart = false;
+    };
+    const auto whole = [](Format format) {
+        return Row{{format, 64}, {format, 128}, {format, 128}, {format, 128}, {format, 128}};
+    };
+    const Row plan = {{q8, 64}, {q8, 64}, {q4, 192}, {q2, 96}, {q1, 64}, {none, 96}};
+    const Case cases[] = {
+        {"f16", "mla", 20, 64, {whole(f16)}, 1, 300},
+        {"f16, several tiles a part", "mla", 4, 64, {whole(f16)}, 1, 300, 1, 2},
+        {"f16, two tokens, little shared memory", "mla", 10, 64, {whole(f16)}, 2, 120, 1, 2, true},
+        {"q8, little shared memory", "mla", 40, 64, {whole(q8)}, 1, 200, 1, 2, true},
+        {"q4, many heads", "mla", 70, 64, {whole(q4)}},
+        {"a plan behind exact windows", "mla", 16, 64, {whole(f16), whole(f16), plan}, 1, 400, 1, 2},
+        {"a plan, eight tokens", "mla", 5, 64, {plan}, 8, 300, 1, 3},
+        {"a plan, three sequences", "mla", 5, 64, {plan}, 1, 150, 3, 4, false, true},
+        {"f16, three sequences", "mla", 5, 32, {{{f16, 32}, {f16, 96}}}, 1, 150, 3, 4, false, true},
+        {"q8_0", "mla", 20, 64, {whole(q8_0)}, 1, 300, 1, 2},
+        {"q4_0 beside f16, two tokens", "mla", 16, 64, {whole(f16), whole(f16), whole(q4_0)}, 2, 200},
+        {"q8_0, three sequences", "mla", 4, 64, {whole(q8_0)}, 1, 100, 3, 4, false, true},
+        {"f16, a prompt", "prefill", 5, 64, {whole(f16)}, 20, 40},
+        {"q8_0, a prompt", "prefill", 5, 64, {whole(q8_0)}, 20, 40},
+        {"a plan, a prompt", "prefill", 16, 64, {whole(f16), whole(f16), plan}, 12, 90},
+        {"q4, a prompt, little shared memory", "prefill", 8, 64, {whole(q4)}, 20, 60, 1, 0, true},
+        {"turned channels that are no unit", "direct", 4, 16, {{{q8, 16}, {q8, 272}}}, 3, 60},
+    };
+    unsigned seed = 2300;
+    for (const Case& of : cases) {
+        AttnShape s;
+        s.name = std::string("one row, ") + of.name;
+        int width = 0;
+        for (const lkv::SegmentSpec& segment : of.rows.back()) width += segment.width;
+        s.n_kv = 1;
+        s.rep = of.heads;
+        s.key_only = of.turned;
+        s.head_dim = width - of.turned;
+        s.k_ranks = {width};
+        for (const Row& row : of.rows) s.k_rows.push_back({row});
+        s.k_formats = s.v_formats = std::vector(of.rows.size(), q8);
+        s.n_tokens = of.n_tokens;
+        s.n_past = of.n_past;
+        s.n_seq = of.n_seq;
+        s.permute = of.n_split != 0;
+        s.seed = seed++;
+        const AttnCase c(s);
+        lkv::cuda::Device limits = lkv::test::device_limits();
+        if (of.small) limits.shared_bytes = 99 << 10;
+        DeviceCase device(c.params, limits, of.apart);
+        CHECK_MSG(kernel_of(device) == of.kernel, s.name + ": planned for " + kernel_of(device));
+        if (of.n_split != 0) device.args.n_split = of.n_split;
+        const double error = relative_error(device.run(), c.oracle());
+        CHECK_MSG(error <= rounded_tolerance, s.name + ": relative error " + std::to_string(error));
+        CHECK_MSG(relative_error(device.run(), c.oracle(Perturb::score)) > rounded_tolerance,
+                  s.name + ": scores 1 % off go unseen");
+    }
+}
+
 // A warm-up on one slot a region leaves nothing behind that the real attention reads, and takes whole groups of K and V.
 void warm_ups() {
     struct Shape {
@@ -1480,6 +1547,7 @@ void block_kernels() {
         {c2, q2, 128, 2, 7, 1, 95, 1, 0, true},
         {c2, q3, 256, 1, 8},
         {c4, q4, 64, 1, 1, 8, 130, 1, 0, false, false, false},
+        {c3, q3, 128, 2, 4, 5, 300, 1, 0, true},  // rows of three thread blocks
         {c4, q4, 128, 2, 4, 40, 200},
         {c3, q3, 64, 3, 3, 70, 300, 3, 90, true},
         {c2, q2, 256, 1, 4, 40, 150, 1, 0, true},
@@ -1514,7 +1582,7 @@ void block_kernels() {
             const double error = relative_error(device.run(), c.oracle());
             CHECK_MSG(error <= tolerance_of(s), s.name + ", " + kernel + ": relative error " + std::to_string(error));
         };
-        const bool few = of.n_tokens * of.n_seq * of.rep <= 8;
+        const bool few = of.n_tokens * of.n_seq * of.rep <= 32;
         if (limits.warpgroups && !few) check(of.head_dim <= 128 ? "expand" : "prefill");
         limits.warpgroups = false;
         check(few ? "decode" : "prefill");
@@ -1581,6 +1649,7 @@ int main(int argc, char** argv) {
     run("late_parts", true, late_parts);
     run("mla", true, mla);
     run("apart", true, apart);
+    run("one_row", true, one_row);
     run("random_regions", true, [] { random_regions(1, 60); });
     run("rows", true, rows);
     run("rows_of_one_segment", true, rows_of_one_segment);

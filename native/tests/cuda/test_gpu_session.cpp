@@ -68,6 +68,8 @@ struct Shape {
     bool gated = false;    // queries grow with their position, odd layers have more of them, and each head has a gate
     // The second half of the layers reads the K and V of the first, and tokens bring numbers to each layer.
     bool shares = false;
+    int turned =
+        0;  // above 0: MLA, whose rows are so many turned channels and a latent, together `head_dim`; narrowed: `rank`
 
     Shape at(int layer) const {
         Shape own = *this;
@@ -79,6 +81,7 @@ struct Shape {
     // Groups of a layer that have rows of K or V.
     int n_groups(const char* path, bool value_side, int layer) const {
         if (shares && layer >= n_layer / 2) return 0;
+        if (turned > 0) return value_side ? 1 : 0;
         if ((hybrid && layer % 2 == 0) || (one_row && !value_side && layer % 2 == 1)) return 0;
         return n_kv / (std::string(path) == "full" ? 1 : group);
     }
@@ -132,13 +135,18 @@ constexpr Shape shapes[] = {
     {"full", "full", 64, 1, 64, 1, Shape::no, true, 0, false, 0.0F, false, 2, false, false, false, true},
     {"full", "full", 64, 1, 64, 1, Shape::no, true, 0, false, 0.0F, false, 4, false, false, false, false, true},
     {"full", "full", 256, 1, 256, 1, Shape::no, false, 0, false, 0.0F, false, 4, false, false, false, false, true},
+    {.k_path = "value", .v_path = "full", .head_dim = 160, .group = 1, .rank = 160, .n_segments = 1, .turned = 32},
+    {.k_path = "value", .v_path = "latent", .head_dim = 160, .group = 1, .rank = 128, .n_segments = 4, .turned = 32},
+    {.k_path = "value", .v_path = "latent", .head_dim = 112, .group = 1, .rank = 96, .n_segments = 3, .turned = 16},
 };
+constexpr int n_key = 32;  // with MLA: channels of a head's key that are not turned, and of its value
+constexpr int n_value = 24;
 constexpr int n_brought = 16;  // numbers that a token brings to a layer
 
 // Shapes that run on both devices together, too: of every path, one with windows.
 bool splits(const Shape& shape) {
     const auto index = static_cast<size_t>(&shape - shapes);
-    return index == 2 || index == 7 || index == 27 || shape.hybrid;
+    return index == 2 || index == 7 || index == 27 || shape.hybrid || shape.turned > 0;
 }
 
 bool is_full(const char* path) { return std::string(path) == "full"; }
@@ -158,8 +166,15 @@ public:
         number(arch + "embedding_length", n_embd);
         number(arch + "feed_forward_length", n_ff);
         if (!shape.gated) number(arch + "attention.head_count", n_kv * rep);
-        number(arch + "attention.head_count_kv", n_kv);
+        number(arch + "attention.head_count_kv", shape.turned > 0 ? 1 : n_kv);
         number(arch + "attention.key_length", shape.at(1).head_dim);
+        if (shape.turned > 0) {
+            number(arch + "attention.value_length", shape.head_dim - shape.turned);
+            number(arch + "attention.kv_lora_rank", shape.head_dim - shape.turned);
+            number(arch + "attention.key_length_mla", n_key + shape.turned);
+            number(arch + "attention.value_length_mla", n_value);
+            number(arch + "rope.dimension_count", shape.turned);
+        }
         if (shape.of_keys) number(arch + "attention.key_length_swa", shape.head_dim);
         if (shape.shares) {
             number(arch + "attention.shared_kv_layers", shape.n_layer / 2);
@@ -177,6 +192,7 @@ public:
         }
         cache(shape, "k", shape.k_path);
         cache(shape, "v", shape.v_path);
+        if (shape.turned > 0) mla_cache(shape);
         weights(shape);
         static int n_files = 0;  // several live at a time
         path_ = std::filesystem::temp_directory_path() /
@@ -200,7 +216,42 @@ private:
         return of;
     }
 
+    // Without them, of MLA, rows are the model's own; else its turned channels, and segments of the narrowed latent.
+    void mla_cache(const Shape& shape) {
+        if (is_full(shape.v_path)) return;
+        const auto n = static_cast<uint32_t>(shape.n_segments);
+        std::vector<uint32_t> widths;
+        for (int il = 0; il < shape.n_layer; il++) {
+            widths.push_back(static_cast<uint32_t>(shape.turned));
+            const auto width = static_cast<uint32_t>(shape.rank - shape.turned) / (n - 1);
+            widths.insert(widths.end(), n - 1, width);
+        }
+        const auto of_all = [&](uint32_t x) { return by_layer(x, x); };
+        file_.strings("latentkv.k.path", by_layer<std::string>("value", "value"))
+            .strings("latentkv.v.path", by_layer<std::string>("latent", "latent"))
+            .array<uint32_t>("latentkv.k.group", GgufType::u32, of_all(1))
+            .array<uint32_t>("latentkv.v.group", GgufType::u32, of_all(1))
+            .array<uint32_t>("latentkv.v.ranks", GgufType::u32, of_all(static_cast<uint32_t>(shape.rank)))
+            .array<uint32_t>("latentkv.v.segment_counts", GgufType::u32, of_all(n))
+            .array<uint32_t>("latentkv.v.segment_widths", GgufType::u32, widths);
+    }
+    void mla_weights(const Shape& s, const std::string& blk) {
+        const int64_t n_head = n_kv * rep;
+        const int64_t latent = s.head_dim - s.turned;
+        const int64_t rank = s.rank - s.turned;
+        product(blk + "attn_q.weight", n_embd, n_head * (n_key + s.turned));
+        product(blk + "attn_kv_a_mqa.weight", n_embd, s.head_dim);
+        tensor(blk + "attn_kv_a_norm.weight", {latent}, 0.1, 1.0F);
+        tensor(blk + "attn_k_b.weight", {n_key, rank, n_head}, 1.0 / std::sqrt(n_key));
+        tensor(blk + "attn_v_b.weight", {rank, n_value, n_head}, 1.0 / std::sqrt(rank));
+        product(blk + "attn_output.weight", n_head * n_value, n_embd);
+        if (is_full(s.v_path)) return;
+        product(blk + "attn_v_e.weight", latent, rank);
+        tensor(blk + "attn_v_e.bias", {latent}, 0.1);
+    }
+
     void cache(const Shape& shape, const std::string& side, const char* path) {
+        if (shape.turned > 0) return;
         const bool full = is_full(path);
         const auto group = static_cast<uint32_t>(full ? 1 : shape.group);
         const uint32_t n_segments = full ? 1 : static_cast<uint32_t>(shape.n_segments);
@@ -370,6 +421,10 @@ private:
                 delta_net(blk);
                 continue;
             }
+            if (s.turned > 0) {
+                mla_weights(s, blk);
+                continue;
+            }
             const int64_t wq = int64_t{s.n_head(il)} * s.head_dim;
             product(blk + "attn_q.weight", n_embd, wq * (s.hybrid ? 2 : 1));
             product(blk + "attn_output.weight", wq, n_embd);
@@ -428,12 +483,13 @@ T one_of(std::mt19937& random, const std::vector<T>& of) {
 std::vector<std::string> plan(std::mt19937& random, const Shape& shape, const char* path, bool value_side) {
     const std::vector<std::string> formats = {"f16", "q8", "q4", "q2", "q1", "none"};
     const bool full = is_full(path);
+    const bool whole_mla = shape.turned > 0 && is_full(shape.v_path);
     int n_groups = 0;
     for (int il = 0; il < shape.n_layer; il++) n_groups += shape.n_groups(path, value_side, il);
     std::vector<std::string> all;
     for (int g = 0; g < n_groups; g++) {
         size_t at = random() % 3;
-        for (int s = 0; s < (full ? 1 : shape.n_segments); s++) {
+        for (int s = 0; s < (whole_mla ? 2 : full ? 1 : shape.n_segments); s++) {
             all.push_back(formats[at]);
             at = std::min(formats.size() - 1, at + random() % 3);
         }
@@ -816,6 +872,9 @@ int across(bool thorough) {
     Across ring(shapes[27], 3, steps);
     Across hybrid(*std::find_if(std::begin(shapes), std::end(shapes), [](const Shape& s) { return s.hybrid; }), 4,
                   steps);
+    Across mla(*std::find_if(std::begin(shapes), std::end(shapes), [](const Shape& s) { return s.turned > 0; }), 5,
+               steps);
+    mla.two_and_one();
     ring.two_and_one();
     ring.evicting();
     full.behind_the_cpu();
@@ -823,7 +882,7 @@ int across(bool thorough) {
     encoded.long_ubatches();
     hybrid.two_and_one();
     hybrid.behind_the_cpu();
-    for (Across* of : {&encoded, &full, &ring, &hybrid}) {
+    for (Across* of : {&encoded, &full, &ring, &hybrid, &mla}) {
         if (!thorough) break;
         of->two_and_one();
         of->all_on_second();
@@ -934,6 +993,8 @@ int main(int argc, char** argv) {
         evictions(shapes[22], "keyformer", 0);
         evictions(shapes[16], "h2o", 0);  // beside a ring
         evictions(shapes[33], "snapkv", 8);
+        evictions(*std::find_if(std::begin(shapes), std::end(shapes), [](const Shape& s) { return s.turned > 0; }),
+                  "h2o", 8);
         return lkv::test::report("gpu_evictions");
     }
     const int rounds = argc > 1 ? std::atoi(argv[1]) : 1;
@@ -968,7 +1029,7 @@ int main(int argc, char** argv) {
             both.options.kv = "q4";
             compare(file, both, 1);
             both.options.n_ubatch = 16;  // of which the ring's slots depend
-            if (shape.unlike || shape.hybrid) move_states(file, both.options);
+            if (shape.unlike || shape.hybrid || shape.turned > 0) move_states(file, both.options);
         }
         if (shape.unlike) {
             const int slots = 64;  // two windows and a ubatch, whole tiles

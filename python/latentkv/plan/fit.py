@@ -67,8 +67,6 @@ def fit(path: str, latent_path: str, asked: Asked, options: SessionOptions | Map
     sized = asked.n_ctx == AUTO or options.kv_budget == AUTO_BUDGET
     looks = sized or asked.n_gpu_layers == AUTO  # the first look at a GPU starts CUDA
     gpus = free_on_gpus() if looks and asked.n_gpu_layers != 0 else []
-    if gpus and asked.n_gpu_layers == AUTO and _stays_on_cpu(path, latent_path):
-        asked, gpus = replace(asked, n_gpu_layers=0), []
     if asked.n_gpu_layers == AUTO and (not gpus or options.implementation == "reference"):
         if asked.gpus.tensor_split or asked.gpus.main_gpu:
             raise expected("-ngl", "a GPU for --tensor-split or --main-gpu", "none", "leave them out")
@@ -97,10 +95,6 @@ def fit(path: str, latent_path: str, asked: Asked, options: SessionOptions | Map
         return usual
     same = (usual.n_gpu_layers, usual.n_ctx, usual.options.kv_budget)
     return long if same == (long.n_gpu_layers, long.n_ctx, long.options.kv_budget) else usual
-
-
-def _stays_on_cpu(path: str, latent_path: str) -> bool:
-    return bool(_core.Model(path, latent_path=latent_path, describe_only=True).gpu_obstacle)
 
 
 Models = Callable[[int], _core.Model]  # layers on GPUs -> what describes the model so

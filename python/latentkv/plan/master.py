@@ -87,7 +87,7 @@ def choose(model: _core.Model, budget: KvBudget | str, **options: Any) -> Alloca
     groups = [
         (table,)
         for side in SIDES
-        for table in _tables(master[side], _group_slots(model, least, side), scales)
+        for table in _tables(master[side], _group_slots(model, least, side), scales, _stored(model, side))
     ]
     nats = partial(forecast, master)
     exact, chosen = allocate_beside(groups, _rooms(caches, budget), prices, nats, penalty)
@@ -156,7 +156,12 @@ def _window(exact: Mapping[str, Any]) -> str:
 def _group_slots(model: _core.Model, cache: Mapping[str, Any], side: str) -> list[int]:
     """Slots of compressed rows, of every layer and group."""
     pairs = zip(cache["layer_slots"], model.layers, strict=True)
-    return [n_slots for n_slots, layer in pairs for _ in layer[side]["segments"]]
+    return [n_slots for n_slots, layer in pairs for _ in range(_planned(layer, side))]
+
+
+def _planned(layer: Mapping[str, Any], side: str) -> int:
+    """Groups that are planned, a table each: of MLA turned channels and the latent behind them."""
+    return len(layer[side]["segments"]) * (2 if layer["key_only"] else 1)
 
 
 def _scale_bytes(fmt: str) -> int:
@@ -166,14 +171,27 @@ def _scale_bytes(fmt: str) -> int:
     return _core.row_bytes([[(fmt, 32)]]) - _core.format_bytes(fmt, 32)
 
 
-def _tables(side: Mapping[str, Any], n_slots: list[int], scales: int) -> list[Table]:
+def _stored(model: _core.Model, side: str) -> list[bool]:
+    """Whether all of a group's segments are stored: turned channels, behind which others follow."""
+    return [
+        bool(layer["key_only"]) and index == 0
+        for layer in model.layers
+        for index in range(_planned(layer, side))
+    ]
+
+
+def _tables(side: Mapping[str, Any], n_slots: list[int], scales: int, stored: list[bool]) -> list[Table]:
     """One per layer and group, bytes of all its slots. scales: bytes before a group's first segment."""
+    if not n_slots:
+        return []
     ends = np.cumsum(side["segments"])[:-1]
     cuts = np.split(side["bytes"], ends), np.split(side["distortion"], ends)
     tables = []
-    for cost, distortion, n in zip(*cuts, n_slots, strict=True):
+    for cost, distortion, n, is_stored in zip(*cuts, n_slots, stored, strict=True):
         whole = cost.copy()
         whole[0, :-1] += scales
+        if is_stored:
+            whole[:, -1] = whole[:, 0]  # and none loses more than all others
         tables.append(Table(whole * n, distortion))
     return tables
 

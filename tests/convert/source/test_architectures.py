@@ -74,6 +74,7 @@ CASES = [
     case("minimax_m2"),
     case("dots1"),
     case("afmoe"),
+    case("apertus"),
     case("bailing_moe_v2"),
     case("bailing_moe_v2", "no-groups", n_group=1, topk_group=1, partial_rotary_factor=1.0),
     case("hunyuan_v1_dense"),

@@ -41,6 +41,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("minimax_m2", {}),
     ("dots1", {}),
     ("afmoe", {}),
+    ("apertus", {}),
     ("bailing_moe_v2", {}),
     ("hunyuan_v1_dense", {}),
     ("hunyuan_v1_moe", {}),

@@ -17,7 +17,7 @@ from both import (
     session,
     token_ids,
 )
-from gguf_files import plain, rewritten
+from gguf_files import older_mla, plain, rewritten
 
 from conftest import Tiny, tensors
 from latentkv.plan import presets
@@ -128,7 +128,7 @@ def test_rows_are_stored_once(dense: Path) -> None:
     exact = core.Session(model, n_ctx=256, n_threads=1, kv="q8", sink=4, recent=32)
     assert 1e-5 < distance(exact.decode(ids, output="all"), expected) < 0.05
     reference = session(model, kv="q4_0", implementation="reference").decode(ids, output="all")
-    assert distance(session(model, kv="q4_0").decode(ids, output="all"), reference) < 1e-5
+    assert distance(session(model, kv="q4_0").decode(ids, output="all"), reference) < 3e-5
 
 
 def test_sequences_and_states(dense: Path) -> None:
@@ -220,17 +220,42 @@ def test_queries_that_grow_with_their_positions(dense: Path, tmp_path: Path) -> 
         assert distance(found[64:], expected[64:]) > 1e-2
 
 
-def test_older_files(stock: Path, tmp_path: Path) -> None:
+def test_older_files(dense: Path, tmp_path: Path) -> None:
     """One tensor with both factors, and heads as wide as they are without absorbing them."""
-    both = {f"blk.{n}.attn_kv_b.weight": np.ones((224, 64), np.float32) for n in range(3)}
-    without = [f"blk.{n}.attn_{side}_b.weight" for n in range(3) for side in "kv"]
-    without += [f"deepseek2.attention.{side}_length_mla" for side in ("key", "value")]
-    keys = {"deepseek2.attention.key_length": 64, "deepseek2.attention.value_length": 24}
-    old = rewritten(stock, tmp_path / "old.gguf", without=tuple(without), keys=keys, extra=both)
-    with pytest.raises(core.Error, match="older converters write attn_kv_b; get a newer file"):
-        core.Model(str(old))
-    with pytest.raises(ConvertError, match="attn_kv_b, which older converters write; get a newer file"):
-        GgufSource(old)
+    ids, old = token_ids(), older_mla(dense, tmp_path / "old.gguf")
+    expected = session(core.Model(str(dense))).decode(ids, output="all")
+    assert np.array_equal(session(core.Model(str(old))).decode(ids, output="all"), expected)
+    ours, later = GgufSource(old).spec, GgufSource(dense).spec
+    assert (ours.block, ours.mla, ours.keys) == (later.block, later.mla, later.keys)
+    run(old, tmp_path / "again.gguf", "--method", "none")
+    run(dense, tmp_path / "later.gguf", "--method", "none")
+    again, known = (tensors(tmp_path / f"{name}.gguf") for name in ("again", "later"))
+    assert again.keys() == known.keys()
+    assert all(np.array_equal(again[name], known[name]) for name in known)
+
+
+def test_older_files_of_blocks(dense: Path, tmp_path: Path) -> None:
+    """Blocks of weights lie along the latent: those of values stay, those of keys become f16."""
+    ids, old = token_ids(), older_mla(dense, tmp_path / "old.gguf", "q8_0")
+    found = session(core.Model(str(old))).decode(ids, output="all")
+    expected = session(core.Model(str(dense))).decode(ids, output="all")
+    assert 1e-4 < distance(found, expected) < 5e-2
+    with torch.no_grad():
+        streamed = Decoder(GgufSource(old))(torch.tensor([ids]))[0].numpy()
+    assert distance(found, streamed) < 5e-2  # the CPU rounds what meets q8_0
+    again = run(old, tmp_path / "again.gguf", "--method", "none")  # in f32
+    assert distance(session(again).decode(ids, output="all"), streamed) < 2e-3
+
+
+def test_older_files_that_contradict_themselves(dense: Path, tmp_path: Path) -> None:
+    old = older_mla(dense, tmp_path / "old.gguf")
+    bad = rewritten(old, tmp_path / "bad.gguf", keys={"deepseek2.attention.value_length": 20})
+    with pytest.raises(core.Error, match=r"attn_kv_b\.weight with ne \[64, 208\]; got \[64, 224\]"):
+        core.Model(str(bad))
+    with pytest.raises(
+        ConvertError, match=r"attn_kv_b\.weight\] expected shape \[208, 64\]; got \[224, 64\]"
+    ):
+        GgufSource(bad)
 
 
 @pytest.mark.parametrize("name", ["attn_k_b", "attn_kv_a_norm", "attn_q_b", "attn_output"])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from both import core, distance, session, token_ids
+from gguf_files import older_mla
 
 from conftest import Tiny
 from latentkv_convert.calibrate.decoder import Decoder
@@ -84,3 +85,12 @@ def test_llama_cpp_computes_the_same_logits(
         live = session(core.Model(str(path)))
         parts = [live.decode(ids[at : at + 7], output="all") for at in range(0, N, 7)]
         assert distance(np.concatenate(parts), expected) < 1e-3
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_v2", "deepseek_v3"])
+def test_older_files_with_multi_head_latent_attention(model_type: str, tiny: Tiny, tmp_path: Path) -> None:
+    """Which llama.cpp reads without absorbing a factor, with K and V of every head."""
+    checkpoint, path, ids = tiny(model_type), tmp_path / "plain.gguf", token_ids(N)
+    convert(parse([str(checkpoint), "-o", str(path), "--method", "none", "--outtype", "f32"], "test"))
+    old = older_mla(path, tmp_path / "old.gguf")
+    assert distance(session(core.Model(str(old))).decode(ids, output="all"), libllama.logits(old, ids)) < 1e-3

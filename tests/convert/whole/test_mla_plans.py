@@ -12,6 +12,7 @@ from both import N, core, distance, expected_logits, run, session, step_by_step,
 from gguf_files import plain, rewritten
 
 from conftest import Tiny, keys, tensors
+from latentkv.plan.master import choose
 from latentkv_convert.errors import ConvertError
 from latentkv_convert.source.gguf_source import GgufSource
 
@@ -74,6 +75,24 @@ def test_a_budget_is_kept(model_type: str, tiny: Tiny, calib: Path, tmp_path: Pa
     assert np.array_equal(other, core.Session(model, n_ctx=256, n_threads=1).decode(ids[:60], output="all"))
 
 
+def test_a_master_is_planned_when_it_is_opened(tiny: Tiny, calib: Path, tmp_path: Path) -> None:
+    """As a conversion for that budget plans it: turned channels and latents of a row apart."""
+    checkpoint, ids = tiny("deepseek_v3", **DENSE), token_ids()
+    options = (*EXACT, *TEXT, "--segment", "32", "--master", "--calib", str(calib))
+    master = run(checkpoint, tmp_path / "master.gguf", *options, "--kv-budget", "60%")
+    for budget in ("90%", "25%"):
+        direct = run(checkpoint, tmp_path / "direct.gguf", *options, "--kv-budget", budget)
+        chosen = choose(master, budget)
+        formats = tuple(name for layer in direct.layers for name in layer["v"]["formats"][0])
+        assert (chosen.k_plan, chosen.v_plan) == ((), formats)
+        live = core.Session(master, n_ctx=256, n_threads=1, **chosen.options())
+        expected = core.Session(direct, n_ctx=256, n_threads=1).decode(ids, output="all")
+        assert distance(live.decode(ids, output="all"), expected) < 1e-5
+    dropped = ["none" if at % 3 == 0 else "q4" for at in range(9)]
+    with pytest.raises(core.Error, match=r"expected only trailing segments dropped; got q4 after none"):
+        core.Session(master, n_ctx=256, v_plan=dropped)
+
+
 def run_beside(source: Path, output: Path, *options: str) -> None:
     from latentkv_convert.cli import parse
     from latentkv_convert.pipeline import convert
@@ -88,7 +107,6 @@ def run_beside(source: Path, output: Path, *options: str) -> None:
             ["--method", "palu"],
             r"--method\] expected waterfill or none, as keys and values are one row \(MLA\)",
         ),
-        (["--master"], r"--master\] expected none for MLA"),
         (["--scales", "row"], r"--scales row\] expected none for MLA"),
         (["--one-row"], r"--one-row\] expected a model that makes V of keys in some layer"),
     ],

@@ -21,7 +21,7 @@ ANSWER = "[-n] expected 1 … 2147483647, or -1 (until the context is full), or 
     ("args", "message"),
     [
         (["info", "-c", HUGE], "[-c] expected 1 … 268435456, or 0 (as trained), or auto"),
-        (["info", "-ub", HUGE], "[-ub] expected 1 … 65536"),
+        (["info", "-ub", HUGE], "[-ub] expected 1 … 65536, or 0 (the default)"),
         (["info", "--sink", HUGE], "[--sink] expected 0 … 65536"),
         (["info", "--sink", "-1"], "[--sink] expected 0 … 65536"),
         (["info", "--recent", HUGE], "[--recent] expected 0 … 1048576"),

@@ -168,6 +168,9 @@ class ModelSpec:
     recurrent_tensors: tuple[TensorRole, ...] = ()  # all of a layer that does not attend
     dense_tensors: tuple[TensorRole, ...] = ()  # all of the first layers, where these have no experts
     mla: Mla | None = None
+    layer_numbers: Mapping[str, str] = field(
+        default_factory=dict
+    )  # stock key -> tensor of one number a layer
 
     def at(self, layer: int) -> ModelSpec:
         """The model as this layer sees it: with its own heads."""

@@ -116,6 +116,9 @@ RegionRows Rows::make_region(std::string name, int n_slots, const std::optional<
             }
             GroupLayout values = layer.layout[1].groups[0];
             const int n = layer_spec(il).key_only;
+            if (values.kept < n) {
+                fail("v_plan", "expected the ", n, " turned channels of a row stored; got ", values.kept, " channels");
+            }
             values = {values.column + n, values.width - n, values.kept - n, values.first_segment, values.n_segments};
             const SegmentLayout* const segments = layer.layout[1].segments;
             for (; values.n_segments > 0 && segments[values.first_segment].column < values.column;

@@ -85,7 +85,10 @@ void check_widths(const Master& master, std::span<const int> widths, std::string
 }  // namespace
 
 std::optional<Master> read_master(const GgufFile& file, std::span<const int> k_widths, std::span<const int> v_widths) {
-    const auto absent = std::find_if(master_keys.begin(), master_keys.end(), [&](auto key) { return !file.has(key); });
+    const bool has_k = !k_widths.empty();  // else keys are in V's rows
+    const auto absent = std::find_if(master_keys.begin(), master_keys.end(), [&](auto key) {
+        return !file.has(key) && (has_k || key != key::k_segment_distortions);
+    });
     if (std::none_of(master_keys.begin(), master_keys.end(), [&](auto key) { return file.has(key); })) {
         return std::nullopt;
     }
@@ -105,7 +108,7 @@ std::optional<Master> read_master(const GgufFile& file, std::span<const int> k_w
     if (!(std::isfinite(master.drop_penalty) && master.drop_penalty >= 1.0F)) {
         fail(key::budget_drop_penalty, "expected a finite factor from 1; got ", master.drop_penalty);
     }
-    master.k = read_costs(file, key::k_segment_distortions, k_widths.size() * master.formats.size());
+    if (has_k) master.k = read_costs(file, key::k_segment_distortions, k_widths.size() * master.formats.size());
     master.v = read_costs(file, key::v_segment_distortions, v_widths.size() * master.formats.size());
     const size_t n_measured = std::max<size_t>(1, file.find(key::budget_predicted)->count);
     master.predicted = read_costs(file, key::budget_predicted, n_measured);

@@ -137,12 +137,15 @@ cudaError_t Attention::store(const ggml_tensor* dst, const AttentionNode& node, 
                            static_cast<int64_t>(k->nb[1] / sizeof(float)),
                            static_cast<int64_t>(v->nb[1] / sizeof(float))};
     };
+    const Layer& layer = layers_[node.row_layer];
+    with_k = with_k && std::any_of(layer.targets, layer.targets + max_regions,
+                                   [](const RowTarget& target) { return target.n_k_segments > 0; });
+    if (!with_k && !with_v) return cudaSuccess;
     StoreArgs args{};
     args.with_k = with_k ? 1 : 0;
     args.with_v = with_v ? 1 : 0;
     if (node.latent_source > 0) args.full = source(0);
     args.latents = source(node.latent_source);
-    const Layer& layer = layers_[node.row_layer];
     args.region = inputs_.region();
     args.slot = inputs_.slot(layer.cells);
     std::copy_n(layer.targets, max_regions, args.targets);

@@ -169,8 +169,10 @@ void LayerTables::attach_layer(const Model& model, const KvCache& cache, const L
     int first = 0;  // region of the latents
     for (int r = 0; r < cache.placement().n_regions(); r++) {
         const RegionView view = cache.view(r, row_layer);
-        RegionView stored = view;  // keys that V's rows make are not
+        RegionView stored =
+            view;  // keys that V's rows make are not, and what values are read from may be less than a row
         stored.k = cache.rows().k_layout(r, row_layer);
+        stored.v = cache.rows().v_layout(r, row_layer);
         attach_target(layer, stored, cache.rows().is_full(r, row_layer), r);
         if (cache.rows().is_full(r, row_layer)) {
             first = r + 1;
@@ -187,7 +189,7 @@ void LayerTables::attach_layer(const Model& model, const KvCache& cache, const L
     layer.fitted = has_format(entered.k, format_is_fitted) || has_format(entered.v, format_is_fitted);
     factors_.insert({weights.attn_k_e, weights.attn_q_e, weights.attn_v_e});
     Problem& a = layer.latents.constant;
-    if ((!weights.k_b.empty() && spec.k_path != KPath::full) || spec.key_of_value()) {
+    if ((!weights.k_b.empty() && spec.k_path != KPath::full) || spec.rebuilds_key_of_value()) {
         attach_keys(layer, model, spec, rope, blocks, il);
         a.phases = rope.phases.as<uint64_t>();
     }

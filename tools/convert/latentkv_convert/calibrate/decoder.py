@@ -277,9 +277,18 @@ class Layer(nn.Module):
             first, up = up.chunk(2, dim=-1) if gate is None else (gate(x), up)
             up = self.gated(first, up)
         else:
-            up = _ACTIVATIONS[activation](up)
+            up = self._xielu(up) if activation == "xielu" else _ACTIVATIONS[activation](up)
         output: Tensor = _Unread.apply(up, self.ffn_down.weight) if unread else self.ffn_down(up)
         return output
+
+    def _xielu(self, x: Tensor) -> Tensor:
+        """arXiv 2411.13010; numbers as checkpoints have them."""
+        alpha_n, alpha_p, beta, eps = (
+            torch.tensor(self.spec.keys[f"xielu.{name}"][self.index])
+            for name in ("alpha_n", "alpha_p", "beta", "eps")
+        )
+        negative = (torch.expm1(x.clamp(max=float(eps))) - x) * (beta + functional.softplus(alpha_n))
+        return torch.where(x > 0, functional.softplus(alpha_p) * x * x, negative) + beta * x
 
     def gated(self, gate: Tensor, up: Tensor) -> Tensor:
         activation = self.spec.block.activation

@@ -37,8 +37,9 @@ def of(
     for layer in spec.attention_layers:
         for side in SIDES:
             n_groups = spec.at(layer).n_kv // cut.candidate.group(spec, layer, side)
+            stored = "v" if spec.mla is not None else side  # a row's turned channels come first
             if side == "v" or not shape.has_one_row(spec, layer):
-                by_side[side] += [next(rows) for _ in range(n_groups)]
+                by_side[stored] += [next(rows) for _ in range(n_groups)]
     none = np.zeros((0, len(shape.formats)))
     distortions = {side: np.concatenate([none, *tables]) for side, tables in by_side.items()}
     measured = {np.float32(max(x, _FLOOR)): max(points[x], _FLOOR) for x in sorted(points)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,8 @@ class CheckpointSource:
         self._vocabulary = CheckpointVocabulary(directory, archs.text_part(self.checkpoint.config), pre)
         recurrent.check_pattern(self.spec, "config.json", self.has)
         check_shapes(self.checkpoint, self.spec)
+        numbers = {key: self._numbers(name) for key, name in self.spec.layer_numbers.items()}
+        self.spec = replace(self.spec, keys={**self.spec.keys, **numbers})
         self._check_recurrent()
         self._check_mla()
         self._check_up()
@@ -124,6 +126,14 @@ class CheckpointSource:
                 raise ConvertError(name, f"shape {list(first)} of {names[0]}", f"{list(shape)}")
             stacked[index] = self.checkpoint.read(name)
         return stacked
+
+    def _numbers(self, name: str) -> list[float]:
+        """A tensor of one number in every layer."""
+        names = [f"{self.spec.layers}.{layer}.{name}" for layer in range(self.spec.n_layer)]
+        for each in names:
+            if int(np.prod(self.checkpoint.shape(each))) != 1:
+                raise ConvertError(each, "one number", f"shape {list(self.checkpoint.shape(each))}")
+        return [float(self.checkpoint.read(each).reshape(())) for each in names]
 
     def _check_recurrent(self) -> None:
         """Layers that do not attend have what their kind has, and others what theirs has."""

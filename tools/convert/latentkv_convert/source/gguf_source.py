@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from ..compute import floats
 from ..ir import F32, Array, ModelSpec
 from . import fingerprint, gguf_model, gguf_vocabulary
+from .archs.mla.joined import LaterParts
 from .frequencies import paired_rows
 from .gguf_blocks import dequantized
-from .gguf_parts import GgufParts
 from .source import Stored
 
 _OURS = "latentkv."
@@ -26,7 +26,7 @@ _NOT_COPIED = ("general.architecture", "general.alignment")  # of the written fi
 
 class GgufSource:
     def __init__(self, path: Path) -> None:
-        self._parts = GgufParts(path)
+        self._parts = LaterParts(path)
         self._where = path.name
         self.spec: ModelSpec = gguf_model.model_spec(self._parts, self._where)
         self.outtype = self._precision()

@@ -100,7 +100,7 @@ def master_keys(master: Master) -> dict[str, Any]:
         KEYS["budget_context"]: master.context,
         KEYS["budget_drop_penalty"]: master.drop_penalty,
         KEYS["budget_exact_formats"]: list(master.exact),
-        **{KEYS[name]: array.astype(np.float32) for name, array in arrays.items()},
+        **{KEYS[name]: array.astype(np.float32) for name, array in arrays.items() if array.size},
     }
 
 

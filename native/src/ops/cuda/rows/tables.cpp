@@ -58,6 +58,13 @@ void require(bool holds, const std::string& expected, const std::string& got) {
     if (!holds) throw std::invalid_argument("[cuda] expected " + expected + "; got " + got);
 }
 
+bool is_one_row(const LatentAttnParams& p) {
+    return !p.rebuilds() && p.n_regions > 0 &&
+           std::all_of(p.regions, p.regions + p.n_regions, [](const RegionView& of) {
+               return of.k.n_groups == 1 && of.k.segments != nullptr && of.k.segments == of.v.segments;
+           });
+}
+
 int kind_of(ChunkIterator begin, ChunkIterator end) {
     using enum Format;
     constexpr Format formats[] = {q8_0, q4_0, q8, q6, q4, q3, q2, c4, c3, c2};

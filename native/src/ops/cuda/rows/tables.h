@@ -20,6 +20,9 @@ struct RegionTables {
     std::vector<Chunk> chunks;
 };
 
+// Whether K's rows are V's too, which is what lies behind their first channels (MLA).
+bool is_one_row(const LatentAttnParams& params);
+
 // 64-channel blocks of the widest group of one side over all regions.
 int side_blocks(const LatentAttnParams& params, RowLayout RegionView::* side);
 

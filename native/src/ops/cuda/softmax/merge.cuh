@@ -365,7 +365,7 @@ __global__ void __launch_bounds__(merge_threads, 1)
     const int count = exists ? left.parts_of(p, small_quotient(row, of.rep)) : 0;
     const int at = exists ? of.row_at(row) : 0;
     wait_for_previous();
-    if constexpr (By == Product::none && !Joins) {
+    if constexpr (By == Product::none && !Joins && !Left::means) {
         if (left.parts_of(p, 0) == 1) return;  // the only part wrote the result
     }
 

@@ -146,9 +146,8 @@ def create(options: Mapping[str, Any], spec: ModelSpec) -> Waterfill:
             "--segment", "segments with scales of their own (--scales segment)", "--scales row"
         )
     widths = ROW_WIDTHS if one_scale else SEGMENT_WIDTHS
-    if spec.mla is not None and (options["master"] or one_scale):
-        option = "--master" if options["master"] else "--scales row"
-        raise ConvertError(option, "none for MLA, whose rows are keys and values in one", "one")
+    if spec.mla is not None and one_scale:
+        raise ConvertError("--scales row", "none for MLA, whose rows are keys and values in one", "one")
     if options["polish"] and (options["master"] or spec.mla is not None):
         option = "--master, whose factors serve many plans" if options["master"] else "MLA"
         raise ConvertError("--polish", "0", f"{options['polish']} with {option}")

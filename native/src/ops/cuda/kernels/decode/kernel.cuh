@@ -24,7 +24,9 @@ __global__ void __launch_bounds__(Path == KPath::rebuilt && KB == 1 ? 2 * n_thre
     const int split = blockIdx.y;
     if (split >= parts.count) return;
     const DecodeLayout plan(p);
-    const WorkItem item(p, blockIdx.x);
+    WorkItem item(p, blockIdx.x);
+    const int first_row = static_cast<int>(blockIdx.z) * decode_rows;
+    item.n_rows = min(item.n_rows - first_row, decode_rows);
 
     // every region's groups and chunks, once for all warps
     auto* const groups = reinterpret_cast<GroupTable*>(shared);
@@ -35,7 +37,7 @@ __global__ void __launch_bounds__(Path == KPath::rebuilt && KB == 1 ? 2 * n_thre
     __shared__ int32_t rows_at[decode_rows];
     __shared__ int32_t n_slots[max_regions];
     if (static_cast<int>(threadIdx.x) < item.n_rows) {
-        rows_at[threadIdx.x] = item.row_at(p, threadIdx.x);
+        rows_at[threadIdx.x] = item.row_at(p, first_row + static_cast<int>(threadIdx.x));
     }
     if (static_cast<int>(threadIdx.x) < p.n_regions) n_slots[threadIdx.x] = p.n_slots[threadIdx.x];
     load_tables<KB, VB>(p, item, block_threads<Warp::fixed_threads>(), groups, chunks);
@@ -55,7 +57,9 @@ __global__ void __launch_bounds__(Path == KPath::rebuilt && KB == 1 ? 2 * n_thre
 
 template <int B, int MT, int Kind, KPath Path>
 cudaError_t launch_one(const DecodeArgs& args, int items, cudaStream_t stream) {
-    const dim3 grid(static_cast<unsigned>(items), static_cast<unsigned>(args.n_split));
+    const int n_rows = args.n_tokens * args.unit * (args.n_head / args.n_kv);
+    const dim3 grid(static_cast<unsigned>(items), static_cast<unsigned>(args.n_split),
+                    static_cast<unsigned>((n_rows + decode_rows - 1) / decode_rows));
     return launch_next(decode_kernel<B, B, MT, Kind, Path>, grid, 32 * args.warps,
                        static_cast<size_t>(DecodeLayout(args).total(args)), stream, args);
 }

@@ -35,7 +35,8 @@ LKV_HD constexpr bool is_stock_kind(int kind) {
     return kind == static_cast<int>(Format::q8_0) || kind == static_cast<int>(Format::q4_0);
 }
 constexpr int decode_static_bytes = 64;  // at most, beside DecodeLayout
-constexpr int decode_rows = 8;           // query rows of the decode kernel: the columns of a tensor-core tile
+constexpr int decode_rows = 8;           // query rows of a thread block: the columns of a tensor-core tile
+constexpr int most_block_rows = 32;      // query rows where K is in blocks of tokens, for four thread blocks
 
 // Wide latents in f16 leave the decode kernel no room for staged rows of K, which it keeps in registers anyway.
 LKV_HD constexpr bool decode_reads_k_in_place(bool rebuild, int k_blocks, int kind) {
@@ -102,7 +103,8 @@ struct DecodeLayout {
     LKV_HD int total(const DecodeArgs& p) const {
         const int all = common() + p.warps * own;
         // the warps' sums meet where the tiles were
-        const int rows = p.n_tokens * p.unit * (p.n_head / p.n_kv);
+        const int of_item = p.n_tokens * p.unit * (p.n_head / p.n_kv);
+        const int rows = of_item < decode_rows ? of_item : decode_rows;
         const int end = (p.warps + 1) * decode_rows * 8 + p.warps * rows * (64 * decode_blocks(p) + 8) * 4;
         return all > end ? all : end;
     }

@@ -27,7 +27,8 @@ constexpr int least_stock_slots = 256;  // of a part
 // Parts of the sequence. resident: thread blocks that the device runs at once
 int decode_parts(const CutProblem& a, int capacity, int resident) {
     const int tiles = std::max(1, capacity / (a.tile * a.least_tiles) + a.n_regions);
-    return std::clamp(resident / (a.n_kv / a.unit), 1, std::min(tiles, 128));
+    const int row_blocks = (rows_of(a) + decode_rows - 1) / decode_rows;
+    return std::clamp(resident / (a.n_kv / a.unit * row_blocks), 1, std::min(tiles, 128));
 }
 
 // A head's dimensions as plane_dim orders them (-1: none).
@@ -134,7 +135,7 @@ const char* take_blocks(const Request& request, Plan& a) {
 // Two thread blocks a multiprocessor where they fit.
 const char* take(const Request& request, Plan& a) {
     const int blocks = std::max(a.k_blocks, a.v_blocks);
-    if (rows_of(a) > decode_rows) return "too many query rows";
+    if (rows_of(a) > (a.in_blocks != 0 ? most_block_rows : decode_rows)) return "too many query rows";
     if (blocks > 4) return "groups are too wide";
     if (a.in_blocks != 0) return take_blocks(request, a);
     a.kind = decode_kind(a);

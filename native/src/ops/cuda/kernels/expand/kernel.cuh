@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(expand_threads, 2)
     } else {
         UnitRows of;
         of.units = own_units[warp];
-        of.n_units = note_units(slot.chunks, slot.row != nullptr ? 4 * side.blocks : 0, own_units[warp]);
+        of.n_units = note_units(slot.chunks, slot.row != nullptr ? 4 * side.blocks : 0, 0, own_units[warp]);
         rows_of[thread] = slot.row;
         __syncwarp();
 #pragma unroll

@@ -216,7 +216,7 @@ __global__ void __launch_bounds__(score_threads, 1)
     copies_commit();
     if (warp < p.n_regions) {
         const RegionArgs& region = p.regions[warp];
-        const int n = note_units(region.chunks + region.k_groups[group].chunks, 4 * side.blocks, units[warp]);
+        const int n = note_units(region.chunks + region.k_groups[group].chunks, 4 * side.blocks, 0, units[warp]);
         if (lane == 0) n_units[warp] = n;
     }
     if (thread < p.n_rot / 2) eight[thread] = angle_of(p.phases[thread], 8);

@@ -1,10 +1,10 @@
 // Attention of many query rows to full f16 rows: a prompt, or what expand/ makes of latents. A thread block takes 128 query rows of one KV
 // head and a part of the sequence, which it walks in tiles of 64 slots:
 //
-//   copy     K and V to shared memory, asynchronously, three tiles ahead
+//   copy     K and V to shared memory, asynchronously, four tiles ahead
 //   scores   a warpgroup: 64 rows x 64 slots, S = Q · Kᵀ, queries in registers
-//   softmax  online, in registers, while the products of the next tile's scores run
-//   values   O += P · V, weights in registers, while the next tile is judged
+//   values   of the tile before, O += P · V, weights in registers
+//   softmax  online, in registers, while the values are added up
 //
 // mma.sync reads K and V from shared memory once for 16 query rows, and waits for that; warpgroups read them once for 64.
 #pragma once

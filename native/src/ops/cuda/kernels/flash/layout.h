@@ -8,7 +8,7 @@ namespace lkv::cuda {
 
 constexpr int flash_rows = 128;  // query rows of a thread block, 64 a warpgroup
 constexpr int flash_tile = 64;   // slots
-constexpr int flash_stages = 6;  // tiles in shared memory: two in use, one that comes next, and three on their way
+constexpr int flash_stages = 6;  // tiles in shared memory: two in use, four on their way
 
 // Sums that pass from one launch to the next: in `out`, with their maxima and sums of weights in `ml`.
 struct FlashCarry {

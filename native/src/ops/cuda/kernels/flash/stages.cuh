@@ -46,7 +46,7 @@ template <int D>
 struct FlashBlock {
     static constexpr FlashStage stage{D};
     static constexpr int n_pieces = D / 8;  // of 16 bytes
-    static constexpr int ahead = flash_stages - 3;
+    static constexpr int ahead = flash_stages - 2;
     using Queries = uint32_t[D / 16][4];
     using Scores = float[flash_tile / 2];  // [slots / 8][4]
     using Weights = uint32_t[flash_tile / 16][4];
@@ -180,11 +180,14 @@ struct FlashBlock {
         __syncthreads();
     }
 
-    // Waits for a tile, whose rows then are all fit to be multiplied. Three tiles before it no products are under way. By all threads.
-    __device__ __forceinline__ FlashSeen come(int t) const {
+    // Waits for a tile. Of those two before it and earlier no products are under way. By all threads.
+    __device__ __forceinline__ void arrive() const {
         copies_wait(ahead - 1);
         before_async_access();
         __syncthreads();
+    }
+    // Behind that: copies of a later tile, and who sees this one, whose values then are all fit to be multiplied.
+    __device__ __forceinline__ FlashSeen look(int t) const {
         issue(t + ahead);
         uint64_t used;
         const FlashSeen seen = judge(tile_at(t), used);
@@ -260,8 +263,7 @@ struct FlashBlock {
 
     // The weights of the first tile of several that rows see.
     __device__ __forceinline__ void begin(int t, FlashSeen seen, const FlashRows& rows, const Queries& q,
-                                          FlashState& state, Sums& acc, Weights& w) const {
-        Scores s = {};
+                                          FlashState& state, Scores& s, Sums& acc, Weights& w) const {
         begin_scores(t, q, s);
         warpgroup_wait_all();
         hold(s);
@@ -270,21 +272,23 @@ struct FlashBlock {
         rescale(by, acc);
         pack(s, w);
     }
-    // The values of a tile, and the weights of the next one beside them.
-    __device__ __forceinline__ void step(int t, FlashSeen next, const FlashRows& rows, const Queries& q,
-                                         FlashState& state, Sums& acc, Weights& w) const {
-        Scores s = {};
+    // The values of a tile, and beside them the weights of the next one, if any row sees it.
+    __device__ __forceinline__ FlashSeen step(int t, const FlashRows& rows, const Queries& q, FlashState& state,
+                                              Scores& s, Sums& acc, Weights& w) const {
+        arrive();
         begin_scores(t + 1, q, s);
         begin_values(t, w, acc);
+        const FlashSeen next = look(t + 1);
         warpgroup_wait_but<1>();
         hold(s);
-        float by[2];
-        weigh(mask(next, t + 1, rows, s), s, state, by);
+        float by[2] = {1.0f, 1.0f};
+        if (next != FlashSeen::by_none) weigh(mask(next, t + 1, rows, s), s, state, by);
         warpgroup_wait_all();
         hold(acc);
         hold(w);
         rescale(by, acc);
         pack(s, w);
+        return next;
     }
     // A maximum rarely moves once a few tiles have passed.
     __device__ __forceinline__ void rescale(const float (&by)[2], Sums& acc) const {
@@ -295,17 +299,19 @@ struct FlashBlock {
 
     __device__ __forceinline__ void walk(const FlashRows& rows, const Queries& q, FlashState& state, Sums& acc) const {
         for (int t = 0; t < ahead; t++) issue(t);
+        Scores s = {};
         Weights w;
 #pragma unroll 1
         for (int t = 0; t < n_tiles; t++) {
-            const FlashSeen seen = come(t);
+            arrive();
+            const FlashSeen seen = look(t);
             if (seen == FlashSeen::by_none) continue;
-            begin(t, seen, rows, q, state, acc, w);
+            begin(t, seen, rows, q, state, s, acc, w);
+            bool more = true;
 #pragma unroll 1
-            for (FlashSeen next; t + 1 < n_tiles && (next = come(t + 1)) != FlashSeen::by_none; t++) {
-                step(t, next, rows, q, state, acc, w);
-            }
-            begin_values(t++, w, acc);  // the next one, if any, nobody sees
+            while (more && t + 1 < n_tiles) more = step(t++, rows, q, state, s, acc, w) != FlashSeen::by_none;
+            if (!more) continue;
+            begin_values(t, w, acc);
             warpgroup_wait_all();
             hold(acc);
             hold(w);

@@ -122,19 +122,22 @@ __device__ inline void set_up(const MlaArgs& p, const MlaSteps& steps, const Mla
     const bool is_k = warp % 2 == 0;
     const RegionArgs& region = p.regions[r];
     const GroupTable group = is_k ? region.k_groups[item.k_group] : region.v_groups[item.v_group];
-    const int n =
-        note_units(region.chunks + group.chunks, 4 * (is_k ? p.k_blocks : p.v_blocks), units + warp * most_units);
+    // values in a key's row are units of that row
+    const bool values = p.mla.keys.as == MlaK::values;
+    const GroupTable staged = values ? region.k_groups[item.k_group] : group;
+    const int n = note_units(region.chunks + group.chunks, 4 * (is_k ? p.k_blocks : p.v_blocks),
+                             group.first - staged.first, units + warp * most_units);
     if (thread % 32 != 0) return;
     MlaRegion& to = own.regions[r];
     MlaSide& side = is_k ? to.k : to.v;
-    side.rows = (is_k ? region.k_rows : region.v_rows) + group.first;
+    side.rows = (is_k ? region.k_rows : region.v_rows) + staged.first;
     side.row_bytes = is_k ? region.k_row_bytes : region.v_row_bytes;
-    side.bytes = group.bytes;
-    side.lead = group.first % 16;
+    side.bytes = staged.bytes;
+    side.lead = staged.first % 16;
     side.n_units = n;
-    side.pitch = n > 0 && units[warp * most_units].kind == kind_f16_wide
+    side.pitch = !values && n > 0 && units[warp * most_units].kind == kind_f16_wide
                      ? 0
-                     : mla_pitch(group.bytes, group.first, side.row_bytes);
+                     : mla_pitch(staged.bytes, staged.first, side.row_bytes);
     side.pieces = static_cast<int>(side.bytes + 30) / 16;
     side.step_rows = small_quotient(mla_threads, side.pieces);
     const auto of_region = [&](const int32_t (&x)[max_regions]) { return r == 0 ? x[0] : (r == 1 ? x[1] : x[2]); };

@@ -30,6 +30,10 @@ cudaError_t launch_one(const MlaArgs& args, int items, cudaStream_t stream) {
 
 template <int NT, MlaK K>
 cudaError_t launch_units(const MlaArgs& args, int items, cudaStream_t stream) {
+    if constexpr (K == MlaK::values) {
+        return args.mla.apart != 0 ? launch_one<NT, 1, K, true>(args, items, stream)
+                                   : launch_one<NT, 1, K>(args, items, stream);
+    }
     if constexpr (K == MlaK::latents) {
         if (args.mla.apart != 0) {
             return 2 * args.v_blocks > mla_warps ? launch_one<NT, 2, K, true>(args, items, stream)
@@ -47,6 +51,8 @@ cudaError_t launch_rows(const MlaArgs& args, int items, cudaStream_t stream) {
             return launch_units<NT, MlaK::latents>(args, items, stream);
         case MlaK::rows:
             return launch_units<NT, MlaK::rows>(args, items, stream);
+        case MlaK::values:
+            return launch_units<NT, MlaK::values>(args, items, stream);
         default:
             return launch_units<NT, MlaK::scores>(args, items, stream);
     }
@@ -55,7 +61,9 @@ cudaError_t launch_rows(const MlaArgs& args, int items, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t merge_mla(const MlaArgs& args, const CutProblem* full, cudaStream_t stream) {
-    return merge_few<LeftMeans>(args, full, stream);
+    if (args.v_b != nullptr) return merge_few<LeftMeans>(args, full, stream);
+    const auto blocks = static_cast<unsigned>((args.head_dim + 63) / 64);
+    return launch_merge<LeftMeans, 1, Product::none>(args, full, blocks, stream);
 }
 
 cudaError_t launch_mla(const MlaArgs& args, int items, cudaStream_t stream) {

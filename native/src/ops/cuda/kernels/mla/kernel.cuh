@@ -5,7 +5,7 @@
 //   sums       a warp takes a share of V's channels and all of the tile's slots: latents are operand a, weights are operand b
 //
 // with a barrier behind each. K of the next tile is copied during softmax and sums, V of the next one during scores. Where scores are
-// there, V of the next tile is copied beside this one's.
+// there, V of the next tile is copied beside this one's, and where K and V are one row, all of it.
 // A latent is decoded once a thread block and goes from the registers into the product.
 #pragma once
 
@@ -33,7 +33,9 @@ __global__ void __launch_bounds__(mla_threads, 1)
     uint8_t* const k_stage = shared + layout.queries + layout.scores + layout.weights + layout.units;
     uint8_t* const v_stage = k_stage + layout.k_stage;
     constexpr bool scored = K == MlaK::scores;
-    const auto stage_of = [&](int parity) { return scored && parity != 0 ? k_stage : v_stage; };  // of V
+    constexpr bool alternates = stages_alternate(K);
+    constexpr bool of_chunks = K == MlaK::rows || K == MlaK::scores;
+    const auto stage_of = [&](int parity) { return alternates && parity != 0 ? k_stage : v_stage; };  // of V
     const int warp = static_cast<int>(threadIdx.x) / 32;
     const int lane = static_cast<int>(threadIdx.x) % 32;
 
@@ -52,17 +54,14 @@ __global__ void __launch_bounds__(mla_threads, 1)
     if (begin < end) {
         const MlaTile tile = tile_at(begin);
         copy_marks(own.marks[0], tile);
-        if constexpr (scored) {
-            fetch_scores<NT>(x, p, own, tile, warp, lane);
-        } else {
-            copy_rows(k_stage, tile.region->k, tile);
-        }
+        if constexpr (scored) fetch_scores<NT>(x, p, own, tile, warp, lane);
+        if constexpr (!alternates) copy_rows(k_stage, tile.region->k, tile);
         copies_commit();
         copy_rows(v_stage, tile.region->v, tile);
     }
     copies_commit();
     if constexpr (!scored) load_queries<NT>(p, own, queries);
-    copies_wait(scored ? 0 : 1);
+    copies_wait(alternates ? 0 : 1);
     __syncthreads();
 
     UnitSums<NT> sums[U] = {};
@@ -72,21 +71,25 @@ __global__ void __launch_bounds__(mla_threads, 1)
         const MlaTile tile = tile_at(i);
         i = tile.next;
         const MlaUnit* const of_region = units + tile.r * 2 * most_units;
+        const auto copy_next = [&] {
+            if (i < end) {
+                const MlaTile next = tile_at(i);
+                copy_marks(own.marks[parity ^ 1], next);
+                if constexpr (alternates) {
+                    copy_rows(stage_of(parity ^ 1), next.region->v, next);
+                } else {
+                    copy_rows(k_stage, next.region->k, next);
+                }
+            }
+            copies_commit();
+        };
+        if constexpr (alternates) copy_next();
         if constexpr (!scored) {
-            score_tile<NT, K>(p, own, tile, k_stage, of_region, queries, scores, warp, lane);
+            const uint8_t* const stage = alternates ? stage_of(parity) : k_stage;
+            score_tile<NT, K>(p, own, tile, stage, of_region, queries, scores, warp, lane);
             __syncthreads();  // scores are there, K has been read
         }
-
-        if (i < end) {
-            const MlaTile next = tile_at(i);
-            copy_marks(own.marks[parity ^ 1], next);
-            if constexpr (scored) {
-                copy_rows(stage_of(parity ^ 1), next.region->v, next);
-            } else {
-                copy_rows(k_stage, next.region->k, next);
-            }
-        }
-        copies_commit();
+        if constexpr (!alternates) copy_next();
         const auto make = [&](auto steps) __attribute__((always_inline)) {
             constexpr int Steps = decltype(steps)::value;
             if constexpr (!scored) load_scores<NT, Steps>(x, scores, warp, lane);
@@ -114,10 +117,10 @@ __global__ void __launch_bounds__(mla_threads, 1)
                 }
             }
         }
-        sum_tile<NT, U>(sums, tile, stage_of(parity), of_region + most_units, weights, own.tokens, warp, lane);
+        sum_tile<NT, U, K>(sums, tile, stage_of(parity), of_region + most_units, weights, own.tokens, warp, lane);
         copies_wait(0);   // K of the next tile, or V
         __syncthreads();  // V has been read
-        if (!scored && i < end) {
+        if (!alternates && i < end) {
             const MlaTile next = tile_at(i);
             copy_rows(v_stage, next.region->v, next);
         }
@@ -138,7 +141,7 @@ __global__ void __launch_bounds__(mla_threads, 1)
         float by = 1.0f;
         float before = 0.0f;  // what this part has of the chunks before
         float2* const ml = reinterpret_cast<float2*>(p.partial_ml) + first_row + max(at, 0);
-        if (K != MlaK::latents && p.mla.keys.continues != 0 && at >= 0 && ml->y > 0.0f) {
+        if (of_chunks && p.mla.keys.continues != 0 && at >= 0 && ml->y > 0.0f) {
             const float most = fmaxf(top, ml->x);
             by = power_of_two(top - most);
             before = ml->y * power_of_two(ml->x - most);
@@ -147,7 +150,7 @@ __global__ void __launch_bounds__(mla_threads, 1)
         sum = sum > 0.0f ? sum * by : 0.0f;
         const float inverse = sum + before > 0.0f ? 1.0f / (sum + before) : 0.0f;
         own.scales[row] = sum > 0.0f ? by * inverse : 0.0f;
-        if constexpr (K != MlaK::latents) own.before[row] = before * inverse;
+        if constexpr (of_chunks) own.before[row] = before * inverse;
         if (at >= 0) *ml = make_float2(top, sum + before);
     }
     __syncthreads();
@@ -169,7 +172,7 @@ __global__ void __launch_bounds__(mla_threads, 1)
                     return bits(__floats2half2_rn(sums[u][m][n][e] * by, sums[u][m][n][e + 2] * by));
                 };
                 uint2 mean = make_uint2(pair(0), pair(1));
-                if constexpr (K != MlaK::latents) {
+                if constexpr (of_chunks) {
                     if (own.before[row] > 0.0f) {
                         const uint2 other = *reinterpret_cast<const uint2*>(to + channel);
                         const __half2 share = __float2half2_rn(own.before[row]);

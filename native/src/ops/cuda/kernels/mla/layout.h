@@ -1,4 +1,5 @@
-// The MLA kernel's plan: all query heads of a group against latents that they share, K direct and V latent, few query rows.
+// The MLA kernel's plan: all query heads of a group against latents that they share, K direct and V latent, few query rows. Or both are one
+// row, of which V is what lies behind K's turned channels, and the model has V's factor (DeepSeek's MLA).
 //
 // Channels come in units of 32 within one segment, so that a row is read by four kinds of code and no table of chunks: f16 (exact
 // windows), and codes of 8, 4, 2 and 1 bits with a scale and a minimum.
@@ -20,10 +21,14 @@ constexpr int most_mla_tokens = most_counted_tokens;    // more: least_expanded_
 constexpr int mla_fixed = 6144;                         // bytes of the kernel's own variables, at most
 constexpr int most_mla_rows = 64;                       // query rows of a thread block
 constexpr int least_tile = 32;                          // and of a tile of f16 rows, which are read where they lie
+constexpr int most_decoded_head = 256;                  // head_dim, where V's latent is multiplied with a factor
 
 // Where K of the MLA kernel is: latents like V, or made from them of a chunk of the slots: full rows (expand/), or the queries' scores
-// (expand/score.cuh).
-enum class MlaK : int32_t { latents, rows, scores };
+// (expand/score.cuh). Or in the same rows as V, which are staged once, f16 too.
+enum class MlaK : int32_t { latents, rows, scores, values };
+
+// Whether a tile's rows are staged at once, in two stages by turns; else K and V have a stage each.
+LKV_HD constexpr bool stages_alternate(MlaK k) { return k == MlaK::scores || k == MlaK::values; }
 
 constexpr int key_tile = 64;  // slots
 
@@ -44,6 +49,7 @@ struct MlaPlan {
     int32_t tile;     // slots of a tile of compressed rows, at most
     int32_t k_pitch;  // bytes from row to row of a staged tile, equal to the cache's row_bytes modulo 16
     int32_t v_pitch;
+    int32_t small_pitch;  // of tiles of least_tile slots that are staged
     int32_t small_tiles;  // bit r: tiles of region r have least_tile slots
     int32_t late_parts;   // of n_split, the last ones: where another kernel runs first, see MlaSteps
     int32_t apart;        // 1: a thread block has one token's rows, and reads that token's OwnSteps
@@ -70,7 +76,7 @@ struct MlaLayout {
     int scores;   // f32 [rows][score_pitch]: of each warp key_slots, those of all shares of K's channels side by side
     int weights;  // f16, see weight_at
     int units;    // MlaUnit [regions][K, V][most_units]
-    int k_stage;  // a tile as stored, and up to 15 bytes before its first row; where scores are there, of V too
+    int k_stage;  // a tile as stored, and up to 15 bytes before its first row; see stages_alternate
     int v_stage;
 
     LKV_HD MlaLayout(const MlaPlan& p, int n_regions)
@@ -78,12 +84,16 @@ struct MlaLayout {
           scores(p.k_units > 0 ? p.rows * score_pitch * 4 : 0),
           weights(p.rows * p.tile * 2),
           units(n_regions * 2 * most_units * 8),
-          k_stage(stage(p.tile, p.k_pitch)),
-          v_stage(stage(p.tile, p.v_pitch)) {}
+          k_stage(stage(p, p.k_pitch)),
+          v_stage(stage(p, p.v_pitch)) {}
     LKV_HD int total() const { return queries + scores + weights + units + k_stage + v_stage; }
 
 private:
-    LKV_HD static int stage(int tile, int pitch) { return (tile * pitch + 47) / 16 * 16; }
+    LKV_HD static int stage(const MlaPlan& p, int pitch) {
+        const int whole = p.tile * pitch;
+        const int small = least_tile * p.small_pitch;
+        return ((whole > small ? whole : small) + 47) / 16 * 16;
+    }
 };
 
 // For a kernel that makes keys for this one (expand/), too: rows of V and how the work is cut, into `plan` and its MlaPlan, which comes with

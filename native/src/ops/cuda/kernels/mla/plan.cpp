@@ -10,12 +10,14 @@ namespace lkv::cuda {
 
 namespace {
 
-// Whether all of a group's rows are what the MLA kernel reads: units of 32 channels within a segment, all of f16 rows or none.
-bool has_units(ChunkIterator begin, ChunkIterator end, bool& f16) {
-    const auto taken = [](uint8_t kind) {
+// Whether all of a group's rows are what the MLA kernel reads: units of 32 channels within a segment, all of f16 rows or none. blocks: ggml's
+// too
+bool has_units(ChunkIterator begin, ChunkIterator end, bool& f16, bool blocks = false) {
+    const auto taken = [blocks](uint8_t kind) {
         using enum Format;
         constexpr Format formats[] = {q8, q4, q2, q1, n8, n6, n4, n3, n2, n1};
-        return kind == kind_f16_wide || std::ranges::count(formats, static_cast<Format>(kind)) > 0;
+        const bool stock = blocks && (kind == static_cast<uint8_t>(q8_0) || kind == static_cast<uint8_t>(q4_0));
+        return stock || kind == kind_f16_wide || std::ranges::count(formats, static_cast<Format>(kind)) > 0;
     };
     f16 = begin != end && begin->kind == kind_f16_wide;
     for (ChunkIterator chunk = begin; chunk != end; chunk += 2) {
@@ -27,6 +29,22 @@ bool has_units(ChunkIterator begin, ChunkIterator end, bool& f16) {
         }
     }
     return true;
+}
+
+// Where K and V are one row tiles are staged whole, those of f16 beside others as small ones.
+void stage_all(const LatentAttnParams& p, int blocks, MlaPlan& plan) {
+    const bool all_f16 = plan.small_tiles == (1 << p.n_regions) - 1;
+    if (all_f16) plan.small_tiles = 0;
+    plan.k_pitch = plan.v_pitch = 0;
+    for (int r = 0; r < p.n_regions; r++) {
+        const RowLayout& row = p.regions[r].k;
+        std::vector<Chunk> chunks;
+        const GroupTable table = group_table(row, row.groups[0], blocks, chunks);
+        const int pitch = mla_pitch(table.bytes, table.first, static_cast<uint32_t>(row.row_bytes));
+        int& widest = (plan.small_tiles >> r & 1) != 0 ? plan.small_pitch : plan.k_pitch;
+        widest = std::max(widest, pitch);
+    }
+    plan.v_pitch = plan.k_pitch;
 }
 
 }  // namespace
@@ -49,7 +67,8 @@ const char* plan_mla_rows(const Request& request, Plan& a, MlaPlan& plan) {
     const LatentAttnParams& p = request.params;
     const bool apart = a.own.counts != nullptr && a.rebuild == 0 && p.n_regions == 1;
     const int rows = (apart ? 1 : a.n_tokens) * a.unit * (a.n_head / a.n_kv);
-    if (p.v_b == nullptr) return "V is no latent";
+    const bool values = plan.keys.as == MlaK::values;
+    if (p.v_b == nullptr && !values) return "V is no latent";
     if (a.n_tokens > most_mla_tokens) return "too many tokens";
     if (a.v_blocks > most_units / 2 || (a.rebuild == 0 && a.k_blocks > most_units / 2)) return "latents are too wide";
     plan.apart = apart ? 1 : 0;
@@ -68,7 +87,8 @@ const char* plan_mla_rows(const Request& request, Plan& a, MlaPlan& plan) {
                 std::vector<Chunk> chunks;
                 const GroupTable table = group_table(row, row.groups[g], blocks, chunks);
                 bool f16 = false;
-                if (!has_units(chunks.begin(), chunks.end(), f16)) return "rows are not in units of 32 channels";
+                if (!has_units(chunks.begin(), chunks.end(), f16, values))
+                    return "rows are not in units of 32 channels";
                 if (f16) {
                     plan.small_tiles |= 1 << r;
                 } else {
@@ -79,9 +99,13 @@ const char* plan_mla_rows(const Request& request, Plan& a, MlaPlan& plan) {
         }
     }
     if (scores) plan.k_pitch = plan.v_pitch;
+    if (values) stage_all(p, a.k_blocks, plan);
     const Device& device = request.device;
+    const auto fits = [&] { return MlaLayout(plan, p.n_regions).total() <= device.shared_bytes - mla_fixed; };
     for (plan.tile = most_tile; plan.tile >= least_tile; plan.tile /= 2) {
-        if (MlaLayout(plan, p.n_regions).total() > device.shared_bytes - mla_fixed) continue;
+        // rows of f16 that are staged leave less for queries
+        while (values && plan.tile == least_tile && !fits() && plan.rows > 8) plan.rows /= 2;
+        if (!fits()) continue;
         // A thread block takes a whole multiprocessor; those that the warm-up holds are left to it: 8B at 14 %, 299, 269, 243 tokens/s at
         // depth 0, 4096, 16384 with a part for every multiprocessor and merging behind the warm-up, 305, 273, 244 without merging,
         // 309, 276, 255 with six parts less. What another kernel holds at first goes to late parts.
@@ -115,6 +139,9 @@ namespace {
 const char* take(const Request& request, Plan& plan) {
     if (plan.rebuild != 0) return "K is rebuilt";
     MlaPlan mla{};
+    if (plan.v_b == nullptr && request.params.v_b == nullptr && is_one_row(request.params)) mla.keys.as = MlaK::values;
+    if (mla.keys.as != MlaK::values && plan.head_dim > most_decoded_head) return "heads are too wide";
+    if (mla.keys.as == MlaK::values && 2 * plan.v_blocks > mla_warps) return "values are too wide";
     if (const char* const reason = plan_mla_rows(request, plan, mla)) return reason;
     plan.keep(mla);
     return nullptr;
@@ -146,6 +173,7 @@ namespace kernels {
 extern const Kernel mla{.name = "mla",
                         .takes = take,
                         .launch = launch,
+                        .widest_head = most_head_dim,
                         .finish = finish,
                         .sums_floats = mla_parts_floats,
                         .warm_up = warm_up};

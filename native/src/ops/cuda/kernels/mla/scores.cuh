@@ -18,7 +18,7 @@ __device__ void load_queries(const MlaArgs& p, const MlaShared& own, uint4* quer
         const int channel = i / (32 * NT) * unit_channels + 8 * (i % 4);  // q_width is a multiple of 8
         const int at = own.rows[row].at;
         // of expanded keys a row has the units of its own head
-        const int first = p.mla.keys.as == MlaK::latents ? 0 : own.rows[row].head * p.q_width;
+        const int first = p.mla.keys.as == MlaK::rows ? own.rows[row].head * p.q_width : 0;
         const bool exists = at >= 0 && channel >= first && channel < first + p.q_width;
         const auto* const from = reinterpret_cast<const float4*>(
             p.q + (exists ? static_cast<int64_t>(at) * p.q_width + channel - first : 0));
@@ -34,7 +34,6 @@ template <int NT, int Bits>
 __device__ __forceinline__ void score_units(float (&scores)[NT][4], const uint8_t* const (&rows)[2],
                                             const MlaUnit* units, int begin, int end, const uint4* queries, int lane) {
     const KeyReader<Bits> reader(lane);
-    constexpr int unit_bytes = 4 * Bits;
     uint32_t affine[2] = {};
     const uint8_t* at[2] = {};
     int segment_end = begin;
@@ -70,8 +69,8 @@ __device__ __forceinline__ void score_units(float (&scores)[NT][4], const uint8_
 #pragma unroll
             for (int n = 0; n < together; n++) mma(scores[n0 + n], second, q[n].z, q[n].w);
         }
-        at[0] += unit_bytes;
-        at[1] += unit_bytes;
+        at[0] += unit_bytes<Bits>;
+        at[1] += unit_bytes<Bits>;
         query += NT * 32;
     }
 }
@@ -138,7 +137,7 @@ __device__ __forceinline__ void score_tile(const MlaArgs& p, const MlaShared& ow
     float scores[NT][4] = {};
     int u = share * n_units >> shares_bits;
     const uint8_t* rows[2];
-    if (K == MlaK::rows || side.pitch == 0) {
+    if (K != MlaK::values && (K == MlaK::rows || side.pitch == 0)) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int s = min(first_slot + g + 8 * i, tile.valid - 1);
@@ -149,14 +148,14 @@ __device__ __forceinline__ void score_tile(const MlaArgs& p, const MlaShared& ow
         } else {
             score_units<NT, 16>(scores, rows, units, u, end, queries, lane);
         }
-    } else if constexpr (K == MlaK::latents) {
+    } else if constexpr (K == MlaK::latents || K == MlaK::values) {
         rows[0] = stage + staged_lead(side, tile) + (first_slot + g) * side.pitch;
         rows[1] = rows[0] + 8 * side.pitch;
 #pragma unroll 1
         while (u < end) {
             const MlaUnit unit = units[u];
             const int until = min(end, static_cast<int>(unit.kind_end));
-            with_bits(unit.kind, [&](auto bits) __attribute__((always_inline)) {
+            with_bits<K == MlaK::values>(unit.kind, [&](auto bits) __attribute__((always_inline)) {
                 score_units<NT, decltype(bits)::value>(scores, rows, units, u, until, queries, lane);
             });
             u = until;

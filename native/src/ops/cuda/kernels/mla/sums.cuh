@@ -19,7 +19,6 @@ __device__ __forceinline__ void sum_units(UnitSums<NT> (&sums)[U], int first, co
                                           MlaUnit unit, const __half* weights, int n16, const uint32_t* tokens,
                                           int lane) {
     const ValueReader<Bits> reader(lane);
-    constexpr int unit_bytes = 4 * Bits;
     const int t = lane % 4;
     const uint8_t* at = rows + 2 * t * pitch + unit.codes + reader.place();
     const int behind = unit.codes + reader.place();  // of a row's first byte
@@ -37,7 +36,7 @@ __device__ __forceinline__ void sum_units(UnitSums<NT> (&sums)[U], int first, co
 #pragma unroll
             for (int n = 0; n < N; n++) {
                 if (holds) {
-                    reader.load(slot + n * unit_bytes, words[i][n]);
+                    reader.load(slot + n * unit_bytes<Bits>, words[i][n]);
                 } else {
 #pragma unroll
                     for (uint32_t& word : words[i][n]) word = 0;
@@ -62,7 +61,7 @@ __device__ __forceinline__ void sum_units(UnitSums<NT> (&sums)[U], int first, co
 }
 
 // One warp's sums: its units of V, all slots.
-template <int NT, int U>
+template <int NT, int U, MlaK K>
 __device__ __forceinline__ void sum_tile(UnitSums<NT> (&sums)[U], const MlaTile& tile, const uint8_t* stage,
                                          const MlaUnit* units, const __half* weights, const uint32_t* tokens, int warp,
                                          int lane) {
@@ -70,13 +69,13 @@ __device__ __forceinline__ void sum_tile(UnitSums<NT> (&sums)[U], const MlaTile&
     const int n16 = (tile.valid + 15) / 16;
     const auto sum = [&](auto n, int first, MlaUnit unit) __attribute__((always_inline)) {
         constexpr int N = decltype(n)::value;
-        if (side.pitch == 0) {
+        if (K != MlaK::values && side.pitch == 0) {
             const uint8_t* const rows = side.rows + static_cast<int64_t>(tile.first) * side.row_bytes;
             return sum_units<NT, 16, N, U>(sums, first, rows, static_cast<int>(side.row_bytes), unit, weights, n16,
                                            tokens, lane);
         }
         const uint8_t* const rows = stage + staged_lead(side, tile);
-        with_bits(unit.kind, [&](auto bits) __attribute__((always_inline)) {
+        with_bits<K == MlaK::values>(unit.kind, [&](auto bits) __attribute__((always_inline)) {
             sum_units<NT, decltype(bits)::value, N, U>(sums, first, rows, side.pitch, unit, weights, n16, tokens, lane);
         });
     };

@@ -20,7 +20,7 @@ struct MlaSlots {
         for (int r = 0; r < max_regions; r++) {
             of[r] = counts.of[r];
             first[r] = key_row[r] = 0;
-            if (keys.as == MlaK::latents) continue;
+            if (keys.as == MlaK::latents || keys.as == MlaK::values) continue;
             first[r] = max(0, (keys.first_tile - before) * key_tile);
             key_row[r] = (before - keys.first_tile) * key_tile + first[r];
             of[r] = max(0, min(of[r], (keys.first_tile - before) * key_tile + keys.chunk_slots) - first[r]);

@@ -27,8 +27,8 @@ struct alignas(8) MlaUnit {
     uint8_t unused;
 };
 
-// Units of one side: lane u finds out about unit u. By one warp.
-__device__ inline int note_units(const Chunk* chunks, int n_chunks, MlaUnit* units) {
+// Units of one side: lane u finds out about unit u. By one warp. first: byte of the group among those that are staged
+__device__ inline int note_units(const Chunk* chunks, int n_chunks, uint32_t first, MlaUnit* units) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const Chunk chunk = 2 * lane < n_chunks ? chunks[2 * lane] : Chunk{};
     const int before = lane == 0 ? 0 : lane - 1;
@@ -40,8 +40,8 @@ __device__ inline int note_units(const Chunk* chunks, int n_chunks, MlaUnit* uni
         return static_cast<uint8_t>(later == 0 ? 32 : lane + __ffs(static_cast<int>(later)));
     };
     MlaUnit unit{};
-    unit.codes = chunk.codes;
-    unit.affine = chunk.affine;
+    unit.codes = static_cast<uint16_t>(chunk.codes + first);
+    unit.affine = static_cast<uint16_t>(chunk.affine + first);
     unit.kind = chunk.kind;
     unit.kind_end = end_of(lane == 0 || kind != chunk.kind);
     unit.end = end_of(lane == 0 || kind != chunk.kind || affine != chunk.affine);
@@ -49,9 +49,22 @@ __device__ inline int note_units(const Chunk* chunks, int n_chunks, MlaUnit* uni
     return __popc(__ballot_sync(0xffffffffu, chunk.kind != kind_none));
 }
 
-// Calls f(bits) as a constant, of codes.
-template <class Use>
+// ggml's blocks, a unit each with a scale of its own: less than 0 in place of bits.
+constexpr int bits_q8_0 = -8;
+constexpr int bits_q4_0 = -4;
+template <int Bits>
+constexpr int unit_bytes = Bits == bits_q8_0   ? Q8_0::block_bytes
+                           : Bits == bits_q4_0 ? Q4_0::block_bytes
+                                               : 4 * Bits;
+
+// Calls f(bits) as a constant, of codes. Whole: or of rows that are stored whole, f16 and ggml's blocks
+template <bool Whole = false, class Use>
 __device__ __forceinline__ void with_bits(uint8_t kind, Use&& use) {
+    if constexpr (Whole) {
+        if (kind == kind_f16_wide) return use(std::integral_constant<int, 16>{});
+        if (kind == static_cast<uint8_t>(Format::q8_0)) return use(std::integral_constant<int, bits_q8_0>{});
+        if (kind == static_cast<uint8_t>(Format::q4_0)) return use(std::integral_constant<int, bits_q4_0>{});
+    }
     switch (kind) {
         case static_cast<uint8_t>(Format::q8):
         case static_cast<uint8_t>(Format::n8):
@@ -78,11 +91,16 @@ struct UnitAffine {
     uint32_t scale;  // selects the byte that it is in; 0: the word is scale and minimum
 
     __device__ explicit UnitAffine(const MlaUnit& unit)
-        : at(unit.affine & ~3),
+        : at(Bits < 0 ? unit.affine : unit.affine & ~3),
           scale(format_scaled_by_group(static_cast<Format>(unit.kind)) ? 0x4440u | (unit.affine & 3u) : 0) {}
     __device__ uint32_t of(const uint8_t* row) const {
-        const uint32_t word = u32_at<true>(row + at);
-        return scale == 0 ? word : affine_of_scale<Bits>(__byte_perm(word, 0, scale));
+        if constexpr (Bits < 0) {  // codes from 0 on, less what is zero
+            const __half2 of_block = splat_half(static_cast<uint16_t>(u16_at(row + at)));
+            return bits(__hmul2(of_block, __floats2half2_rn(1.0f, Bits == bits_q8_0 ? -128.0f : -8.0f)));
+        } else {
+            const uint32_t word = u32_at<true>(row + at);
+            return scale == 0 ? word : affine_of_scale<Bits>(__byte_perm(word, 0, scale));
+        }
     }
 };
 
@@ -205,6 +223,24 @@ struct KeyReader<3> : TwoPlaneKeys<3> {
     using TwoPlaneKeys<3>::TwoPlaneKeys;
 };
 
+// The same of ggml's blocks, which begin on two bytes.
+template <>
+struct KeyReader<bits_q8_0> : KeyReader<8> {
+    using KeyReader<8>::KeyReader;
+    __device__ void load(const uint8_t* at, uint32_t (&words)[2]) const {
+#pragma unroll
+        for (int i = 0; i < 2; i++) words[i] = u32_at<false>(at + 8 * t + 4 * i) ^ 0x80808080u;
+    }
+};
+template <>
+struct KeyReader<bits_q4_0> : KeyReader<8> {
+    __device__ explicit KeyReader(int lane) : KeyReader<8>(lane) { first = second = CodesAt(4, t / 2 * 4); }
+    __device__ void load(const uint8_t* at, uint32_t (&words)[2]) const {
+#pragma unroll
+        for (int i = 0; i < 2; i++) words[i] = u32_at<false>(at + t % 2 * 8 + 4 * i);
+    }
+};
+
 // A lane's four channels of a unit of V, of two slots.
 template <int Bits>
 struct ValueReader {
@@ -259,6 +295,18 @@ struct ValueReader {
             channels[3] = codes.value(high >> 8, scale, minimum);
         }
     }
+};
+
+template <>
+struct ValueReader<bits_q8_0> : ValueReader<8> {
+    using ValueReader<8>::ValueReader;
+    __device__ void load(const uint8_t* at, uint32_t (&words)[1]) const { words[0] = u32_at<false>(at) ^ 0x80808080u; }
+};
+template <>
+struct ValueReader<bits_q4_0> : ValueReader<8> {
+    __device__ explicit ValueReader(int lane) : ValueReader<8>(lane) { codes = CodesAt(4, g / 4 * 4); }
+    __device__ int place() const { return g % 4 * 4; }
+    __device__ void load(const uint8_t* at, uint32_t (&words)[1]) const { words[0] = u32_at<false>(at); }
 };
 
 template <int Bits>

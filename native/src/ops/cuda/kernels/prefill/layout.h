@@ -18,6 +18,7 @@ struct PrefillPlan {
     int32_t stages;   // tiles in flight
     int32_t k_pitch;  // bytes of a staged row, a multiple of 16
     int32_t v_pitch;
+    int32_t values_at;  // above 0: V is in K's rows and made with it, from this byte of the tile's rows on
 };
 
 struct PrefillArgs : CutProblem, PrefillPlan {};
@@ -67,7 +68,7 @@ struct PrefillLayout {
         k16 = 4 * p.k_blocks;
         const int deep = wc == 1 ? prefill_depth(k16, p.v_blocks) : 0;
         k_tile_pitch = 32 * (wc == 1 ? deep : k16) + 16;
-        v_tile_pitch = 32 * (wc == 1 ? deep : 4 * p.v_blocks) + 16;
+        v_tile_pitch = p.values_at > 0 ? k_tile_pitch : 32 * (wc == 1 ? deep : 4 * p.v_blocks) + 16;
         const int n_chunks = p.n_regions * 4 * (p.k_blocks + p.v_blocks);
         run_ends = n_chunks * static_cast<int>(sizeof(Chunk));
         groups = round_up(run_ends + n_chunks, 16);

@@ -6,6 +6,21 @@
 
 namespace lkv::cuda {
 
+namespace {
+
+// Parts with which the last round of thread blocks is the fullest: 160 on 132 multiprocessors are two rounds, in quarters five fourths.
+int even_parts(int blocks, int multiprocessors) {
+    constexpr int most = 4;  // each writes sums of all rows
+    const auto rounds = [&](int parts) { return (blocks * parts + multiprocessors - 1) / multiprocessors; };
+    int best = 1;
+    for (int parts = 2; parts <= most; parts++) {
+        if (rounds(parts) * best < rounds(best) * parts) best = parts;
+    }
+    return best;
+}
+
+}  // namespace
+
 bool plan_prefill_rows(int capacity, const Device& device, int k_pitch, int v_pitch, PrefillArgs& a, bool any_rows) {
     const int rows = rows_of(a);
     const int channels = 64 * a.k_blocks;
@@ -26,6 +41,9 @@ bool plan_prefill_rows(int capacity, const Device& device, int k_pitch, int v_pi
             const int blocks = a.n_kv / a.unit * ((rows + 128 / wc - 1) / (128 / wc));
             const int tiles = std::max(1, capacity / a.tile);
             a.n_split = std::clamp(device.n_multiprocessors / blocks, 1, std::min(tiles, 128));
+            if (a.values_at > 0 && blocks > device.n_multiprocessors) {
+                a.n_split = even_parts(blocks, device.n_multiprocessors);
+            }
             return true;
         }
     }
@@ -36,6 +54,13 @@ namespace {
 
 PrefillArgs args_of(const Plan& plan) { return {plan, plan.as<PrefillPlan>()}; }
 
+// PrefillPlan::values_at, where sums' blocks of 64 channels are such of K too; tiles of narrow rows have K beside V.
+int values_in_keys(const LatentAttnParams& p, int k_blocks) {
+    if (!is_one_row(p) || 64 * k_blocks <= prefill_channels[1]) return 0;
+    const int turned = p.regions[0].k.groups[0].width - p.regions[0].v.groups[0].width;
+    return turned % 64 == 0 ? 2 * turned : 0;
+}
+
 const char* take(const Request& request, Plan& plan) {
     if (plan.rebuild != 0) return "K is rebuilt";
     const auto least_pitch = [&](RowLayout RegionView::* side, int blocks) {
@@ -43,8 +68,10 @@ const char* take(const Request& request, Plan& plan) {
         return pitch_of(*std::min_element(bytes.begin(), bytes.end()));
     };
     PrefillArgs args{plan, {}};
-    if (!plan_prefill_rows(request.capacity, request.device, least_pitch(&RegionView::k, plan.k_blocks),
-                           least_pitch(&RegionView::v, plan.v_blocks), args, false)) {
+    args.values_at = values_in_keys(request.params, plan.k_blocks);
+    const int v_pitch = args.values_at > 0 ? 0 : least_pitch(&RegionView::v, plan.v_blocks);
+    if (!plan_prefill_rows(request.capacity, request.device, least_pitch(&RegionView::k, plan.k_blocks), v_pitch, args,
+                           false)) {
         return "too few query rows, or groups that are too wide";
     }
     static_cast<CutProblem&>(plan) = args;
@@ -65,7 +92,12 @@ void shrink(Plan& plan, int tile, int stages) {
 }  // namespace
 
 namespace kernels {
-extern const Kernel prefill{.name = "prefill", .takes = take, .launch = launch, .takes_blocks = true, .shrink = shrink};
+extern const Kernel prefill{.name = "prefill",
+                            .takes = take,
+                            .launch = launch,
+                            .takes_blocks = true,
+                            .widest_head = most_head_dim,
+                            .shrink = shrink};
 }
 
 }  // namespace lkv::cuda

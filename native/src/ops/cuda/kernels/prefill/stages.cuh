@@ -98,6 +98,7 @@ struct PrefillBlock {
     const int maker_thread = apart ? threadIdx.x - 32 * n_warps : threadIdx.x;
     const int maker = maker_thread / 32;
     const int window = p.window == 0 ? INT_MAX : p.window;
+    const bool in_keys = !apart && p.values_at > 0;  // V
     int issue_stage = 0;
     int source_stage = 0;
     PrefillSight view = {};  // what the thread block's rows see between them
@@ -149,12 +150,12 @@ struct PrefillBlock {
             const GroupTable& v = shared.groups[2 * threadIdx.x + 1];
             PrefillRegion& way = shared.ways[threadIdx.x];
             way.n_slots = p.n_slots[threadIdx.x];
-            way.staged =
-                p.stages > 0 && static_cast<int>(k.bytes) <= p.k_pitch && static_cast<int>(v.bytes) <= p.v_pitch;
+            way.staged = p.stages > 0 && static_cast<int>(k.bytes) <= p.k_pitch &&
+                         (in_keys || static_cast<int>(v.bytes) <= p.v_pitch);
             way.k_step =
                 way.staged ? tile_pitch(p.k_pitch, region.k_row_bytes, k) : static_cast<int>(region.k_row_bytes);
-            way.v_step =
-                way.staged ? tile_pitch(p.v_pitch, region.v_row_bytes, v) : static_cast<int>(region.v_row_bytes);
+            way.v_step = way.staged && !in_keys ? tile_pitch(p.v_pitch, region.v_row_bytes, v)
+                                                : static_cast<int>(region.v_row_bytes);
         }
         if constexpr (!apart) {
             const int per_row = 8 * plan.k16;
@@ -187,8 +188,10 @@ struct PrefillBlock {
             const int n_k = min(TILE, round_up(n, region.k_block));  // all rows of a block hold some of its numbers
             copy_tile<TILE, 32 * makers>(maker_thread, at, p.k_pitch, region.k_rows, region.k_row_bytes,
                                          shared.groups[2 * r], first, n_k);
-            copy_tile<TILE, 32 * makers>(maker_thread, at + TILE * p.k_pitch, p.v_pitch, region.v_rows,
-                                         region.v_row_bytes, shared.groups[2 * r + 1], first, n);
+            if (!in_keys) {
+                copy_tile<TILE, 32 * makers>(maker_thread, at + TILE * p.k_pitch, p.v_pitch, region.v_rows,
+                                             region.v_row_bytes, shared.groups[2 * r + 1], first, n);
+            }
         }
         issue_stage = issue_stage + 1 >= p.stages ? 0 : issue_stage + 1;
         copies_commit();
@@ -434,14 +437,14 @@ struct PrefillBlock {
             }
         }
     }
-    // WC > 1: warps of the same rows exchange their maxima, while V is made in K's place, and their weights.
+    // WC > 1: warps of the same rows exchange their maxima, while V is made in K's place unless it is there, and their weights.
     __device__ __forceinline__ void exchange_maxima(int i, const TileSource& from, float (&top)[2]) const {
         if (c == 0) {
             shared.maxima[(16 * group + g) * WC + part] = top[0];
             shared.maxima[(16 * group + g + 8) * WC + part] = top[1];
         }
         __syncthreads();  // all are done with K
-        make_v(i, from, shared.tiles);
+        if (!in_keys) make_v(i, from, shared.tiles);
 #pragma unroll
         for (int w = 0; w < WC; w++) {
             top[0] = fmaxf(top[0], shared.maxima[(16 * group + g) * WC + w]);
@@ -520,7 +523,7 @@ struct PrefillBlock {
         for (int i = 0; i < n_tiles; i++) {
             const PrefillMeta& about = shared.meta[buffer];
             const uint8_t* const k_tile = shared.tiles + buffer * plan.tile;
-            const uint8_t* const v_tile = apart ? k_tile + TILE * plan.k_tile_pitch : k_tile;
+            const uint8_t* const v_tile = k_tile + (apart ? TILE * plan.k_tile_pitch : p.values_at);
             [[maybe_unused]] TileSource from;
             Seen what;
             if constexpr (apart) {

@@ -210,9 +210,6 @@ def shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 def config_of(stock: Stock) -> dict[str, Any]:
     """config.json of a GGUF, as far as the file's tensors depend on it."""
     where = "attention."
-    if stock.has("attn_kv_b.weight"):
-        older = "attn_kv_b, which older converters write"
-        raise ConvertError(stock.where, "attn_k_b and attn_v_b in layers", older, "get a newer file")
     n_layer, n_rot = stock.n_layer(), stock.whole("rope.dimension_count", 2, 4096)
     n_dense = min(stock.whole("leading_dense_block_count", 0, 4096, 0), n_layer)
     n_ff, kv_rank = (
