@@ -21,7 +21,7 @@ from latentkv.plan.allocation import Table
 from latentkv.plan.kv_budget import parse
 from latentkv_convert import calibrate
 from latentkv_convert.ir import Plan
-from latentkv_convert.plan import allotment, forecast, linalg, methods
+from latentkv_convert.plan import allotment, forecast, linalg, measured, methods
 from latentkv_convert.plan.methods import waterfill
 from latentkv_convert.recipe import Recipe
 from latentkv_convert.rows import cached_rows, plan_sizes, quantizer, served, sizes
@@ -175,6 +175,33 @@ def test_exact_tokens_are_read_as_they_are_stored_in_a_forecast(demo_plans: Any,
     assert all(a < b for x, y in itertools.pairwise(found) for a, b in zip(x, y, strict=True))
     assert abs(found[0][1]) < 1e-7 < found[1][1] < 1e-3
     assert found[2][0] > found[0][0] + 0.3 * found[2][1]
+
+
+@pytest.mark.parametrize("loss", [0.5, 2.0])
+def test_a_correction_is_taken_if_it_loses_less(
+    loss: float, tiny: Tiny, calib: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """loss: of every plan but the first one, which loses 1."""
+    seen: list[Plan] = []
+
+    def roughly(check: forecast.Check, plan: Plan) -> float:
+        seen.append(plan)
+        return 1.0 if plan == seen[0] else loss
+
+    def turned(candidate: Any, *_: Any) -> Any:
+        """Distortions that ask for other formats."""
+        tables = [
+            [dataclasses.replace(table, distortion=table.distortion * (1 + 50 * (at % 2))) for table in group]
+            for at, group in enumerate(candidate.tables)
+        ]
+        return dataclasses.replace(candidate, tables=tables)
+
+    monkeypatch.setattr(forecast.Check, "roughly", roughly)
+    monkeypatch.setattr(measured, "corrected", turned)
+    work, method = prepared(tiny(), calib, 128, kv_budget=parse("25%"), recent=16)
+    chosen = method.plan(work)
+    assert len(seen) > 1
+    assert (chosen.layers == seen[0].layers) == (loss > 1)
 
 
 def test_rebuilt_keys_lose_less_than_rotated_ones(demo_plans: Any) -> None:

@@ -172,17 +172,28 @@ class Waterfill:
     def _corrected(
         self, work: Work, terms: Terms, candidate: Candidate, bought: Allotment, check: forecast.Check
     ) -> Allotment:
-        """What the budget buys by the distortions that segments have while the plan runs, if that is better
-        on the first windows."""
+        """What the budget buys by the distortions that segments have while the plan runs, as long as that
+        loses less on the first windows."""
         from . import measured  # imports torch
 
         assert work.sample is not None
-        plan, windows = bought.plan(self.shape, work.spec), forecast.fitted(work.sample)[:SHARED]
-        before = check.roughly(plan)
-        found = measured.shares(work, plan, windows)
-        candidate = measured.corrected(candidate, bought, self.shape, work.spec, found)
-        other = allotment.best(candidate, self.shape, terms, terms.count.budget)
-        return other if check.roughly(other.plan(self.shape, work.spec)) < before else bought
+        spec, fitted = work.spec, forecast.fitted(work.sample)
+        nats = check.roughly(bought.plan(self.shape, spec))
+        for at in range(measured.ROUNDS if work.device != "cpu" else 1):
+            windows = fitted[at * SHARED :][:SHARED]
+            if not len(windows):
+                break
+            found = measured.shares(work, bought.plan(self.shape, spec), windows)
+            for power in (1.0, 0.5):
+                by_run = measured.corrected(candidate, bought, self.shape, spec, found, power)
+                other = allotment.best(by_run, self.shape, terms, terms.count.budget)
+                seen = check.roughly(other.plan(self.shape, spec))
+                if seen < nats:
+                    break
+            else:
+                break
+            candidate, bought, nats = by_run, other, seen
+        return bought
 
 
 def choose(lines: Iterable[Offer], full: Us | None, prefer: str) -> tuple[tuple[Offer, ...], int]:
