@@ -22,7 +22,7 @@ from latentkv.plan.options import SessionOptions
 
 _LATENT_FORMATS = ("f16", "q8", "q4", "q3", "q2")
 _BUDGETS = ("28%", "17.5%", "14%", "11%", "8.5%")
-_CARDS = (16, 24)  # GiB of a GPU
+_CARDS: tuple[int, ...] = (16, 24)  # GiB of a GPU
 
 
 def main(argv: Sequence[str]) -> int:
