@@ -75,7 +75,8 @@ class Waterfill:
         full_us = self._us(features.mean_full(work.spec))
         offers, chosen = choose(self._offers(work, terms), full_us, self.prefer)
         bought = self._settled(work, terms, offers[chosen].candidate, check)
-        bought = self._corrected(work, terms, offers[chosen].candidate, bought, check)
+        if not self.is_master:  # a master's plans are those of its tables, for every budget
+            bought = self._corrected(work, terms, offers[chosen].candidate, bought, check)
         plan = bought.plan(self.shape, work.spec)
         seen = check.measured(plan, bought.predicted(terms))
         found = Frontier(
