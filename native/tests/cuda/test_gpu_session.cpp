@@ -971,33 +971,41 @@ void memory_runs_out(const Shape& shape) {
     CHECK(n_refused > 5);
 }
 
-// A sequence's state takes its own rows from the GPU and puts them there, whatever else the cache has room for.
-void states_copy_their_rows(const Shape& shape) {
+// A sequence's state takes its own rows from the GPU and puts them there, wherever they are among those of `n_seq` sequences, and whatever
+// else the cache has room for.
+void states_copy_their_rows(const Shape& shape, int n_seq) {
     const File file(shape, 1);
     lkv::SessionOptions options;
-    options.n_ctx = 8192;
-    options.n_seq_max = 3;
+    options.n_ctx = 16384;
+    options.n_seq_max = n_seq;
     options.n_threads = 1;
     lkv::Session session(open(file, on_gpu(99)), options);
-    constexpr int n = 80;
-    std::vector<int32_t> tokens(2 * n), pos(2 * n), seq(2 * n);
-    for (int i = 0; i < 2 * n; i++) {  // of two sequences in turn
-        tokens[static_cast<size_t>(i)] = i * 7 % n_vocab;
-        pos[static_cast<size_t>(i)] = i / 2;
-        seq[static_cast<size_t>(i)] = i % 2;
+    const int n = 40 * n_seq;
+    std::vector<int32_t> tokens, pos, seq;
+    for (int i = 0; i < n; i++) {  // of all sequences in turn
+        tokens.push_back(i * 7 % n_vocab);
+        pos.push_back(i / n_seq);
+        seq.push_back(i % n_seq);
     }
-    session.decode(tokens, pos, seq, std::vector<uint8_t>(2 * n, 0), static_cast<float*>(nullptr));
+    session.decode(tokens, pos, seq, std::vector<uint8_t>(tokens.size(), 0), static_cast<float*>(nullptr));
     size_t before = emulated_copied_bytes();
     const auto copied = [&] { return emulated_copied_bytes() - std::exchange(before, emulated_copied_bytes()); };
     const std::vector<uint8_t> state = session.seq_state(1);
     const size_t read = copied();
-    session.set_seq_state(2, state);
+    const auto next = [&] {
+        std::vector<float> logits(n_vocab);
+        session.decode(std::vector<int32_t>{5}, std::vector<int32_t>{40}, std::vector<int32_t>{1},
+                       std::vector<uint8_t>{1}, logits.data());
+        return logits;
+    };
+    const std::vector<float> want = next();
+    copied();
+    session.set_seq_state(1, state);
     const size_t written = copied();
-    CHECK(session.seq_state(2).size() == state.size());
-    CHECK_MSG(read > 0 && read < 4 * state.size(),
-              std::to_string(read) + " of a state of " + std::to_string(state.size()));
-    CHECK_MSG(written > 0 && written < 4 * state.size(),
-              std::to_string(written) + " of a state of " + std::to_string(state.size()));
+    CHECK(relative_error(next(), want) < 1e-5);
+    const std::string of = " of a state of " + std::to_string(state.size());
+    CHECK_MSG(read > 0 && read < 4 * state.size(), std::to_string(read) + of);
+    CHECK_MSG(written > 0 && written < 4 * state.size(), std::to_string(written) + of);
 }
 
 int main(int argc, char** argv) {
@@ -1016,7 +1024,9 @@ int main(int argc, char** argv) {
             std::printf("gpu_memory: skipped: a GPU cannot be told to find no memory; the emulated one can\n");
             return 77;
         }
-        for (const size_t shape : {2, 4, 7, 27}) states_copy_their_rows(shapes[shape]);
+        for (const size_t shape : {2, 4, 7, 27}) {
+            for (const int n_seq : {2, 20}) states_copy_their_rows(shapes[shape], n_seq);
+        }
         for (const size_t shape : {2, 4, 7, 27}) memory_runs_out(shapes[shape]);
         return lkv::test::report("gpu_memory");
     }

@@ -18,6 +18,7 @@
 #include "ops/cuda/attend.h"
 #include "runtime/branches.h"
 #include "runtime/cuda/attention.h"
+#include "runtime/cuda/device_storage.h"
 #include "runtime/cuda/ggml_stream.h"
 #include "runtime/cuda/lane.h"
 #include "runtime/cuda/masses.h"

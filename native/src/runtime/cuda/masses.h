@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "runtime/cuda/attention.h"
-#include "runtime/cuda/memory.h"
+#include "runtime/cuda/pinned_memory.h"
 
 namespace lkv::cuda {
 

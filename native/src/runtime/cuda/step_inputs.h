@@ -9,7 +9,7 @@
 #include "graph/graph.h"
 #include "ops/cuda/mass/mass.h"
 #include "ops/cuda/problem.h"
-#include "runtime/cuda/memory.h"
+#include "runtime/cuda/pinned_memory.h"
 
 namespace lkv::cuda {
 
