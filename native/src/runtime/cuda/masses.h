@@ -5,8 +5,8 @@
 #include <memory>
 #include <vector>
 
+#include "ops/cuda/gpu/device_memory.h"
 #include "runtime/cuda/attention.h"
-#include "runtime/cuda/pinned_memory.h"
 
 namespace lkv::cuda {
 

@@ -7,9 +7,9 @@
 
 #include "cache/kv_cache.h"
 #include "graph/graph.h"
+#include "ops/cuda/gpu/device_memory.h"
 #include "ops/cuda/mass/mass.h"
 #include "ops/cuda/problem.h"
-#include "runtime/cuda/pinned_memory.h"
 
 namespace lkv::cuda {
 

@@ -1,4 +1,4 @@
-// Device memory that frees itself, and CUDA errors as Error.
+// Device memory and pinned memory of the host, which free themselves, and CUDA errors as Error.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -73,6 +73,28 @@ public:
 private:
     void* data_ = nullptr;
     size_t bytes_ = 0;
+};
+
+// Of the host, so that copies do not stall the stream.
+class PinnedMemory {
+public:
+    explicit PinnedMemory(size_t bytes) {
+        const cudaError_t error = cudaMallocHost(&data_, bytes);
+        if (error != cudaSuccess) {
+            fail("memory", "expected ", bytes >> 10, " KiB of pinned memory; got ", allocation_error(error),
+                 "; lower -ub / n_ubatch");
+        }
+    }
+    PinnedMemory(const PinnedMemory&) = delete;
+    PinnedMemory& operator=(const PinnedMemory&) = delete;
+    ~PinnedMemory() { cudaFreeHost(data_); }
+    template <class T>
+    T* as() const {
+        return static_cast<T*>(data_);
+    }
+
+private:
+    void* data_ = nullptr;
 };
 
 }  // namespace lkv::cuda
