@@ -895,7 +895,7 @@ int across(bool thorough) {
 }
 
 // A state does not know where its layers were: what a session with both devices saved goes on in others as in its own.
-void move_states(const File& file, const lkv::SessionOptions& options) {
+void move_states(const File& file, const lkv::SessionOptions& options, const std::string& name) {
     std::vector<lkv::GpuOptions> places = {on_gpu(1), on_gpu(99), on_gpu(0)};
     if (n_gpus > 1) places.push_back({99, {1, 1}});
     std::vector<std::unique_ptr<lkv::Session>> sessions;
@@ -923,7 +923,8 @@ void move_states(const File& file, const lkv::SessionOptions& options) {
         CHECK(session->state() == state);
         std::fill(got.begin(), got.end(), NAN);
         next(*session, got);
-        CHECK(relative_error(got, want) < 4e-3);
+        const double error = relative_error(got, want);
+        CHECK_MSG(error < 4e-3, "a state of " + name + ": relative error " + std::to_string(error));
     }
     sessions[0]->cache().clear();
     CHECK(sessions[0]->set_seq_state(1, sessions[1]->seq_state(0)).empty());
@@ -1071,7 +1072,7 @@ int main(int argc, char** argv) {
             both.options.kv = "q4";
             compare(file, both, 1);
             both.options.n_ubatch = 16;  // of which the ring's slots depend
-            if (shape.unlike || shape.hybrid || shape.turned > 0) move_states(file, both.options);
+            if (shape.unlike || shape.hybrid || shape.turned > 0) move_states(file, both.options, both.name);
         }
         if (shape.unlike) {
             const int slots = 64;  // two windows and a ubatch, whole tiles

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ....compute import floats
-from ....errors import ConvertError
-from ....ir import Array
-from ...gguf_blocks import dequantized
-from ...gguf_file import TensorInfo
-from ...gguf_parts import GgufParts
+from .....compute import floats
+from .....errors import ConvertError
+from .....ir import Array
+from ....gguf_blocks import dequantized
+from ....gguf_file import TensorInfo
+from ....gguf_parts import GgufParts
 
 _BOTH, _KEYS, _VALUES = "attn_kv_b.weight", "attn_k_b.weight", "attn_v_b.weight"
 _NUMBERS = {"f32": np.uint32, "bf16": np.uint16, "f16": np.uint16}  # their bits; blocks lie across keys
