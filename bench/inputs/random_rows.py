@@ -39,7 +39,7 @@ PLANS = {
     ),
 }
 
-# Of rows of multi-head latent attention, turned channels first, by share of f16.
+# These are rows of multi-head latent attention by share of f16; turned channels come first.
 MLA_PLANS = {
     "28": (("q8", 64), ("q8", 96), ("q4", 224), ("q2", 96)),
     "14": (("q4", 64), ("q4", 128), ("q2", 128), ("q1", 64)),

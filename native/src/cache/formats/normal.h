@@ -51,14 +51,14 @@ LKV_HD inline uint8_t byte_of_scale(uint16_t half, int up) {
 LKV_HD inline uint8_t nearest_scale(float x) { return byte_of_scale(half_saturate(x), 0x40); }
 LKV_HD inline uint8_t scale_above(float x) { return byte_of_scale(half_ceil(x), 0x7f); }
 
-// Of levels that values are compared with.
+// Values are compared with levels this far apart.
 LKV_HD constexpr float normal_step(int bits) {
     constexpr float step[9] = {0.0f,           102.0f / 64.0f,   128.0f / 128.0f,  75.0f / 128.0f,  86.0f / 256.0f,
                                96.0f / 512.0f, 107.0f / 1024.0f, 116.0f / 2048.0f, 126.0f / 4096.0f};
     return step[bits];
 }
 
-// Of levels that are read: (1 - D)^-1/2 times as far apart, with D the error of a format in parts of the power.
+// Levels are read (1 - D)^-1/2 times as far apart, with D the error of a format in parts of the power.
 LKV_HD constexpr float read_step(int bits) {
     constexpr float step[9] = {0.0f,           128.0f / 64.0f,   68.0f / 64.0f,    76.0f / 128.0f,  86.0f / 256.0f,
                                96.0f / 512.0f, 107.0f / 1024.0f, 116.0f / 2048.0f, 126.0f / 4096.0f};

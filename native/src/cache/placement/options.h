@@ -7,7 +7,7 @@
 namespace lkv {
 
 constexpr int usual_ubatch = 512;
-// Of a prompt on a GPU: weights and the latents of the whole context are read once for more tokens.
+// A prompt on a GPU takes more tokens at once: weights and the latents of the whole context are read less often.
 constexpr int long_ubatch = 2048;
 
 struct PlacementOptions {
