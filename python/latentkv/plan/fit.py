@@ -81,9 +81,10 @@ def fit(path: str, latent_path: str, asked: Asked, options: SessionOptions | Map
         raise expected("auto", "fused attention, whose memory is forecast", "--implementation reference")
     asked = replace(asked, gpus=_shared(asked, options, gpus))
     host = free_on_host() if sized else None
+    models = models_of(path, latent_path, asked.gpus)
 
     def found(options: SessionOptions) -> Fit:
-        return _Search(path, latent_path, asked, options, gpus, host).found()
+        return _Search(path, latent_path, asked, options, gpus, host, models).found()
 
     if options.n_ubatch or not gpus:
         return found(options)

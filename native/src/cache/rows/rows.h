@@ -53,7 +53,7 @@ struct RegionRows {
         return static_cast<size_t>(layer) < layers.size() ? layers[static_cast<size_t>(layer)].offset[0]
                                                           : total_bytes();
     }
-    // Of these slots' rows, of all layers or of one. gap: as many slots between them are taken too, which is faster than many short copies.
+    // Where these slots' rows lie, in all layers or in one. gap: so many slots between them are taken too; many short copies would be slower.
     std::vector<ByteRange> ranges_of(std::vector<int> slots, int gap) const;
     static void add_ranges(const LayerRows& layer, std::vector<int> slots, int gap, std::vector<ByteRange>& to);
     std::vector<ByteRange> whole() const { return {{0, total_bytes()}}; }

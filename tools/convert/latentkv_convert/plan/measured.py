@@ -118,10 +118,9 @@ def corrected(
         predicted = np.concatenate(own[key])
         mean = PRIOR * predicted.mean()
         side = (measured.sum() + mean * whole) / max(predicted.sum() + mean, 1e-30)
-        unit = max(whole, 1e-30)  # a side whose segments cost nothing stays as it is
-        side = float(np.clip(side, unit * LEAST, unit * MOST))
+        side = float(np.clip(side, whole * LEAST, whole * MOST))
         ratio = (measured + mean * side) / np.maximum(predicted + mean, 1e-30)
-        factors = unit * np.clip(ratio / unit, LEAST, MOST) ** power
+        factors = whole * np.clip(ratio / whole, LEAST, MOST) ** power
         ends = np.cumsum([len(part) for part in own[key]])
         for index, part in zip(places[key], np.split(factors, ends[:-1]), strict=True):
             tables[index] = _scaled(tables[index], bought.cut.widths[index], part, shape.widths)

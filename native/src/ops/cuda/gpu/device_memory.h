@@ -75,7 +75,7 @@ private:
     size_t bytes_ = 0;
 };
 
-// Of the host, so that copies do not stall the stream.
+// Pinned memory of the host: copies to and from it do not stall the stream.
 class PinnedMemory {
 public:
     explicit PinnedMemory(size_t bytes) {

@@ -269,7 +269,7 @@ struct MergeBlock {
         }
     }
 
-    // Of result i of the thread block's four rows: what the full rows add, and where it goes.
+    // What the full rows add to result i of the thread block's four rows, and where it goes.
     __device__ __forceinline__ float joined_to(int i) const { return joined(i / p.head_dim, i % p.head_dim); }
     __device__ __forceinline__ void put(int i, float result) const {
         const int of_row = i / p.head_dim;
