@@ -18,15 +18,17 @@ Piece = tuple[memoryview, int]  # bytes, and where they begin in the file
 def pieces(tensors: list[tuple[int, np.ndarray]]) -> Iterator[Piece]:
     """Tensors and where each begins, cut into parts of PIECE bytes."""
     for begin, tensor in tensors:
-        data = memoryview(np.ascontiguousarray(tensor).reshape(-1).view(np.uint8))
+        data = np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data
         for at in range(0, len(data), PIECE):
             yield data[at : at + PIECE], begin + at
 
 
 def write_tensors(out: gguf.GGUFWriter, path: Path) -> None:
     """What `out.write_tensors_to_file()` writes behind the header and the metadata, and closes the file."""
-    placed, offset = [], 0
+    placed: list[tuple[int, np.ndarray]] = []
+    offset = 0
     for info in out.tensors[0].values():
+        assert info.tensor is not None  # it was added with data
         placed.append((offset, info.tensor))
         offset += out.ggml_pad(info.nbytes, out.data_alignment)
     out.write_ti_data_to_file()
