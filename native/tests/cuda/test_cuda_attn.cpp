@@ -287,8 +287,7 @@ void samples() {
         const lkv::cuda::ExpandBy planned = expands_by(device.args);
         limits.warpgroups = false;
         DeviceCase other(c.params, limits);
-        for (const auto by :
-             {lkv::cuda::ExpandBy::chunks, lkv::cuda::ExpandBy::units, lkv::cuda::ExpandBy::warpgroup}) {
+        for (const auto by : {lkv::cuda::ExpandBy::chunks, lkv::cuda::ExpandBy::units}) {
             if (by >= planned || other.args.chunk == 0) continue;
             expand_by(other.args, by);
             CHECK_MSG(relative_error(other.run(), c.oracle()) <= tolerance,

@@ -36,7 +36,10 @@ constexpr int longest_chunk = 8192;  // slots
 
 int row_bytes(const Problem& p) { return p.n_kv * p.head_dim * 2; }
 
-ExpandBy by_units(const Device& device) { return device.warpgroups ? ExpandBy::warpgroup : ExpandBy::units; }
+ExpandBy by_units(const Request& request, const Problem& a, bool with_values) {
+    const bool has_norm = request.params.k_norm != nullptr;
+    return plan_resident(request.device, a, has_norm, with_values) ? ExpandBy::resident : ExpandBy::units;
+}
 
 // Query rows of a thread block of the prefill kernel: it makes each tile of full rows once for so many.
 constexpr int most_made_once = 128;
@@ -52,6 +55,7 @@ const char* take_rows(const Request& request, Plan& a) {
     if (full && a.in_blocks == 0 && rows_of(a) <= most_made_once) return "too few query rows";
     if (a.head_dim > most_expanded_head) return "heads are too wide";
     ExpandPlan own{};
+    own.multiprocessors = request.device.n_multiprocessors;
     PrefillArgs expanded = on_expanded_rows(a, {});
     own.flash = plan_flash(longest_chunk, request.device, expanded) ? 1 : 0;
     if (own.flash == 0 && full) return "full rows are not what the flash kernel takes";
@@ -61,7 +65,7 @@ const char* take_rows(const Request& request, Plan& a) {
                        round_up(request.capacity + expand_tile * p.n_regions, expand_slots));
     a.tile = expand_tile;
     if (!full && side_has_units(p, &RegionView::k, a.k_blocks) && side_has_units(p, &RegionView::v, a.v_blocks)) {
-        own.by = by_units(request.device);
+        own.by = by_units(request, a, true);
     }
     const int pitch = pitch_of(2 * a.head_dim);
     if (own.flash == 0 &&
@@ -84,9 +88,10 @@ const char* take_keys(const Request& request, Plan& a) {
         if (a.v_group % n == 0) a.unit = n;
     }
     ExpandKeysPlan own{};
+    own.multiprocessors = request.device.n_multiprocessors;
     if (side_has_units(p, &RegionView::k, a.k_blocks)) {
         own.score_blocks = plan_scores(request.device, a);
-        own.by = own.score_blocks > 0 ? ExpandBy::scores : by_units(request.device);
+        own.by = own.score_blocks > 0 ? ExpandBy::scores : by_units(request, a, false);
     }
     const bool scores = own.by == ExpandBy::scores;
     own.mla.keys.as = scores ? MlaK::scores : MlaK::rows;

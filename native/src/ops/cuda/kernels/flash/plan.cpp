@@ -36,7 +36,7 @@ const char* take(const Request& request, Plan& plan) {
                : "no warpgroups, too few query rows, or another head_dim";
 }
 
-cudaError_t launch(const Plan& plan, cudaStream_t stream) { return launch_flash({plan, {}}, stream); }
+cudaError_t launch(const Plan& plan, cudaStream_t stream) { return launch_flash({plan, {}, 0}, stream); }
 
 }  // namespace
 
