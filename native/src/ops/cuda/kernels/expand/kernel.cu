@@ -99,7 +99,7 @@ cudaError_t attend_expanded(const Plan& plan, const CutProblem* beside, cudaStre
         if (error != cudaSuccess) break;
         FlashCarry carry;
         if (carries) carry = {ml, chunk > 0 || beside != nullptr ? 1 : 0, chunk + 1 < chunks ? 1 : 0};
-        error = own.flash != 0 ? launch_flash({full, carry, 1}, stream) : launch_prefill(full, stream);
+        error = own.flash != 0 ? launch_flash({full, carry, 1}, full.n_kv, stream) : launch_prefill(full, stream);
         if (error != cudaSuccess || carries) continue;
         if (full.leaves == Leaves::parts) {
             error = add(full, chunk == 0 && beside == nullptr, chunk + 1 == chunks);
