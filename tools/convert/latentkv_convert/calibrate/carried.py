@@ -79,7 +79,7 @@ class Carried:
     def with_rows(self, x: Tensor, layer: int, key: Tensor, value: Tensor) -> Tensor:
         """x with what readers get of the K and V that a layer makes."""
         exact, old = handed(key, value)
-        flat = [torch.stack(rows, dim=-2).transpose(1, 2).flatten(2) for rows in (exact, old)]
+        flat = [torch.stack(rows, dim=1).permute(0, 3, 1, 2, 4).flatten(2) for rows in (exact, old)]
         first, second = self._places(layer)
         parts = [x[..., : first.start], flat[0], x[..., first.stop : second.start], flat[1]]
         return torch.cat([*parts, x[..., second.stop :]], dim=-1)
