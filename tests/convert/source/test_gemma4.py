@@ -276,6 +276,22 @@ def test_a_stock_file_is_opened_and_converted(
     assert 1e-4 < distance(got, theirs) < 0.6
 
 
+def test_the_unified_model(tiny: Tiny, tmp_path: Path) -> None:
+    """Gemma 4 12B: text as in the others, with defaults of its own."""
+    named = {"model_type": "gemma4_unified_text", "architectures": ["Gemma4UnifiedForCausalLM"]}
+    checkpoint = tiny("gemma4", **ERF)
+    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    (checkpoint / "config.json").write_text(json.dumps(config | named), encoding="utf-8")
+    equals_transformers(checkpoint, tmp_path / "plain.gguf")
+    less = archs.tiny("gemma4") | named
+    for name in ("hidden_size_per_layer_input", "vocab_size_per_layer_input", "sliding_window"):
+        del less[name]
+    spec = archs.model_spec({"model_type": "gemma4_unified", "text_config": less, "vision_config": {}})
+    assert spec.keys["embedding_length_per_layer_input"] == 0
+    assert spec.block.windows == (1024, 0, 0)
+    assert spec.layers == "model.language_model.layers"
+
+
 def test_the_text_part_of_a_model_that_sees_pictures(tiny: Tiny, tmp_path: Path) -> None:
     from safetensors.numpy import load_file, save_file
 

@@ -147,7 +147,8 @@ def create(options: Mapping[str, Any], spec: ModelSpec) -> Waterfill:
         )
     widths = ROW_WIDTHS if one_scale else SEGMENT_WIDTHS
     if spec.mla is not None and one_scale:
-        raise ConvertError("--scales row", "none for MLA, whose rows are keys and values in one", "one")
+        wanted = "segment for MLA: no factor could give turned channels the spread of others"
+        raise ConvertError("--scales", wanted, "row")
     if options["polish"] and (options["master"] or spec.mla is not None):
         option = "--master, whose factors serve many plans" if options["master"] else "MLA"
         raise ConvertError("--polish", "0", f"{options['polish']} with {option}")
