@@ -103,7 +103,7 @@ def test_bad_options(
     [
         (
             ["--kv-budget", "14"],
-            "[--kv-budget] expected a share as 14%, or bytes at a context as 2.5GiB@131072; got 14",
+            "[--kv-budget] expected a share such as 14%, or bytes at a context such as 2.5GiB@131072; got 14",
         ),
         (["--kv-budget", "1%"], "[--kv-budget] expected more than"),
         (["--prefer", "both"], "[--prefer] expected one of"),
