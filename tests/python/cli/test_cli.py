@@ -58,8 +58,8 @@ def test_command_help(run: Any, command: str) -> None:
         ),
         (
             ["pull", "llama3"],
-            "error: [latentkv] expected a command (bench, chat, convert, info, perplexity, serve); got 'pull'; "
-            "write latentkv chat -hf USER/REPO",
+            "error: [latentkv] expected a command (bench, chat, convert, info, perplexity, serve); "
+            "got 'pull'; write latentkv chat -hf USER/REPO",
         ),
         (
             ["perplexity", "a.gguf"],
