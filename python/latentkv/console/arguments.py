@@ -74,8 +74,9 @@ class Parser(argparse.ArgumentParser):
         )
 
     def _alike(self, word: str) -> str:
-        """A hint at the option that `word` begins, or is a slip of."""
-        own = [option for option in self._option_string_actions if option.startswith("--")]
+        """A hint at the option of --help that `word` begins, or is a slip of."""
+        actions = self._option_string_actions.items()
+        own = [name for name, a in actions if name.startswith("--") and a.help is not argparse.SUPPRESS]
         if not word.startswith("--"):
             return ""
         found = [option for option in own if option.startswith(word)]
