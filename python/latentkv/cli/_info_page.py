@@ -10,7 +10,7 @@ from typing import Any
 from latentkv.console.printable import printable
 from latentkv.console.terminal import Block, table
 from latentkv.plan import presets
-from latentkv.quantities import bytes_text, count_text
+from latentkv.quantities import bytes_text, count_text, tenths
 
 # What the paths of a tensor and the formats of blocks are, where they occur.
 _PATHS = {
@@ -23,6 +23,10 @@ _PATHS = {
 _BLOCKS = (
     "formats c8 to c2 (those of balanced to smallest) keep K in blocks of 32 tokens, with a scale and a "
     "minimum per channel; the latest tokens wait in f16"
+)
+_LATENTS = (
+    "f16 to q2: the latents in this format, not by the file's plan. bytes/token are of rows alone, without "
+    "exact tokens and factors"
 )
 _PREFILL = {
     "eager": "eager: prompts attend to their past as the cache stores it",
@@ -42,6 +46,8 @@ def blocks(report: dict[str, Any], model: Any, n_ctx: int) -> list[Block]:
     kinds = {name for row in report["forecast"] for name in row["kv"].split("/")}
     if not presets.has_one_row(model) and any(presets.is_in_blocks(name) for name in kinds):
         shown += ["", _BLOCKS]
+    if file["latent"] and len({row["kv"] for row in report["forecast"]}) > 1:
+        shown += ["", _LATENTS]
     if file["master"]:
         shown += ["", *_budgets(report["budgets"])]
     if report["cards"]:
@@ -227,7 +233,7 @@ def _memory(forecast: list[dict[str, Any]], on_gpu: bool) -> list[Block]:
         rows.append(
             [
                 kv,
-                _tenths(last["per_token"]),
+                tenths(last["per_token"]),
                 f"{100 * last['per_token'] / (last['f16_per_token'] + last['cell_bytes']):.1f} %",
                 *(bytes_text(at[count]["total"]) for count in contexts),
                 bytes_text(last["compute"]),
@@ -283,17 +289,12 @@ def _cards(cards: list[dict[str, Any]]) -> list[Block]:
     return [head, table(["GPU", "--kv", *parts, "longest context"], rows, left=2)]
 
 
-def _tenths(number: float) -> str:
-    """12.5 → "12.5", 12.0 → "12"."""
-    return f"{number:.1f}".removesuffix(".0")
-
-
 def _budgets(rows: list[dict[str, Any]]) -> list[Block]:
     """One row per budget: the whole cache where it is counted, and the expected divergence."""
     cells = [
         [
             row["budget"],
-            _tenths(row["per_token"]),
+            tenths(row["per_token"]),
             f"{bytes_text(row['total'])} at {row['n_ctx']}",
             row["exact"],
             "–" if row["kld"] is None else f"{row['kld']:.2g}",

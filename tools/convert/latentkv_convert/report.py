@@ -182,7 +182,7 @@ class Report:
         lines.append(f"weights: {self.added_weight_bytes / 2**20:+.1f} MiB, the factors")
         if (seen := self.plan.forecast) is not None:
             error = "" if math.isnan(seen.error) else f" ± {seen.error:.1g}"
-            held = f"measured on {seen.n_windows} held-back windows"
+            held = f"measured on {seen.n_windows} held-back window{'s' * (seen.n_windows != 1)}"
             lines.append(f"expected divergence: {seen.kld:.2g}{error} nats per token ({held})")
         if (trained := self.plan.polished) is not None:
             of = f"factors of step {trained.kept} of {trained.steps}"
