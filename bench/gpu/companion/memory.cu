@@ -37,7 +37,7 @@ public:
             if (rate_ > 0.0) {
                 const auto due = static_cast<uint64_t>(static_cast<double>(now - begin_) * rate_);
                 if (asked_ + skipped_ >= due) continue;
-                if (due - asked_ - skipped_ > 64) skipped_ = due - asked_ - 64;
+                if (due - asked_ - skipped_ > 8) skipped_ = due - asked_ - 8;
             }
             asked_++;
             return true;
