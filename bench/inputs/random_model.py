@@ -20,6 +20,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
 
 from inputs import random_mla
+from inputs.fast_gguf import write_tensors
 from inputs.random_rows import PLANS, PREFER, Side, chosen_group, planned, sides_of
 from inputs.random_shapes import SHAPES, DeltaNet, Heads, Shape
 from inputs.random_weights import Weights
@@ -234,8 +235,7 @@ def write(
         add_layer(add, layer, sides)
     out.write_header_to_file()
     out.write_kv_data_to_file()
-    out.write_tensors_to_file()
-    out.close()
+    write_tensors(out, path)
 
 
 def main() -> None:

@@ -247,7 +247,8 @@ public:
                                v_groups,
                                chunks,
                                static_cast<uint32_t>(k.row_bytes),
-                               static_cast<uint32_t>(v.row_bytes)};
+                               static_cast<uint32_t>(v.row_bytes),
+                               1};
             layers_.push_back(args);
             lkv::cuda::StoreArgs store{};
             store.latents = {values, values, width, width};
