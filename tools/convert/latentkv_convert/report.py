@@ -15,6 +15,7 @@ from latentkv.console.terminal import Block, table
 from .fuse import center
 from .ir import OF_VALUE, SIDES, ModelSpec, Plan, SidePlan
 from .pictures import bits_map, bits_of, rank_map
+from .plan.times import gpu_file
 from .recipe import Recipe
 from .rows import plan_sizes, sizes
 from .work import Work
@@ -168,8 +169,9 @@ class Report:
 
     @property
     def _timed(self) -> bool:
-        """Whether a GPU's times are for the reader: one converted, or its times were asked for."""
-        return self.recipe.device != "cpu" or self.recipe.options.get("gpu_times") is not None
+        """Whether a GPU's times are for the reader: one is here, or its times were asked for."""
+        asked = self.recipe.options.get("gpu_times") is not None
+        return asked or self.recipe.device != "cpu" or gpu_file.here() is not None
 
     def _summary(self) -> list[str]:
         cache = self.cache()
