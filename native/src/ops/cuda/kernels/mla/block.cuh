@@ -4,8 +4,8 @@
 #include <cuda_fp16.h>
 
 #include "ops/cuda/gpu/mma.cuh"
+#include "ops/cuda/kernels/mla/codes.cuh"
 #include "ops/cuda/kernels/mla/tiles.cuh"
-#include "ops/cuda/kernels/mla/units.cuh"
 #include "ops/cuda/softmax/parts.cuh"
 
 namespace lkv::cuda {
@@ -20,6 +20,7 @@ struct MlaSide {
     int32_t pieces;     // 16 bytes each, of a row wherever it starts
     int32_t step_rows;  // rows of as many pieces as there are threads
     int32_t n_units;
+    int32_t scales;  // byte of a row's group, from `rows`, where its four scales lie; -1: segments have their own
 };
 
 struct MlaRegion {
@@ -41,19 +42,21 @@ struct MlaRow {
     int32_t head;  // KV head, of the item's
 };
 
-// Positions and sequences of a tile's slots.
+// Positions and sequences of a tile's slots, and V's scales.
 struct MlaMarks {
     uint64_t seq[most_tile];
     int32_t pos[most_tile];
+    uint32_t scales[most_tile];
 };
 
 struct MlaShared {
     MlaRegion regions[max_regions];
     MlaRow rows[32];
     MlaMarks marks[2];
-    float scales[32];                 // of sums before this tile
-    float before[32];                 // what a row's mean counts for that the chunks before left
-    uint32_t tokens[most_tile / 32];  // bit s of a word: a slot that holds a token
+    float scales[32];                               // of sums before this tile
+    float before[32];                               // what a row's mean counts for that the chunks before left
+    uint32_t tokens[most_tile / 32];                // bit s of a word: a slot that holds a token
+    __half scales_of[n_scaled_formats][most_tile];  // of V, times code_unit; 0 of slots without a token
 };
 
 // A tile of one region: 32, 64 or 128 slots, of which the last may be none of this part.
@@ -138,6 +141,8 @@ __device__ inline void set_up(const MlaArgs& p, const MlaSteps& steps, const Mla
     side.pitch = !values && n > 0 && units[warp * most_units].kind == kind_f16_wide
                      ? 0
                      : mla_pitch(staged.bytes, staged.first, side.row_bytes);
+    const MlaUnit unit = units[warp * most_units];
+    side.scales = format_scaled_by_group(static_cast<Format>(unit.kind)) ? unit.affine & ~3 : -1;
     side.pieces = static_cast<int>(side.bytes + 30) / 16;
     side.step_rows = small_quotient(mla_threads, side.pieces);
     const auto of_region = [&](const int32_t (&x)[max_regions]) { return r == 0 ? x[0] : (r == 1 ? x[1] : x[2]); };
@@ -207,6 +212,39 @@ __device__ inline void copy_marks(MlaMarks& marks, const MlaTile& tile) {
     if (s >= tile.valid) return;
     copy_async<4>(&marks.pos[s], tile.region->pos + tile.first + s);
     copy_async<8>(&marks.seq[s], tile.region->seq + tile.first + s);
+    const MlaSide& v = tile.region->v;
+    if (v.scales < 0) return;
+    copy_async<4>(&marks.scales[s], v.rows + static_cast<int64_t>(tile.first + s) * v.row_bytes + v.scales);
+}
+
+// Scales of V's slots, a format each for every thread.
+template <int Bits>
+__device__ inline void keep_scale(MlaShared& own, int slot, uint32_t scales) {
+    constexpr int at = NormalFormat<Bits>::scale_at;
+    const float scale = scale_from_byte(static_cast<uint8_t>(scales >> (8 * at)));
+    own.scales_of[scaled_format<Bits>][slot] = __float2half_rn(fminf(scale * code_unit<Bits>, most_scale));
+}
+__device__ inline void keep_scales(MlaShared& own, const MlaMarks& marks, const MlaTile& tile) {
+    if (tile.region->v.scales < 0) return;
+    const int slot = static_cast<int>(threadIdx.x) % most_tile;
+    const bool holds = slot < tile.valid && marks.seq[slot] != 0;
+    const uint32_t scales = holds ? marks.scales[slot] : 0;
+    static_assert(mla_threads == 4 * most_tile);
+    switch (static_cast<int>(threadIdx.x) / most_tile) {
+        case 0:
+            keep_scale<1>(own, slot, scales);
+            break;
+        case 1:
+            keep_scale<2>(own, slot, scales);
+            break;
+        case 2:
+            keep_scale<3>(own, slot, scales);
+            keep_scale<4>(own, slot, scales);
+            break;
+        default:
+            keep_scale<6>(own, slot, scales);
+            keep_scale<8>(own, slot, scales);
+    }
 }
 
 }  // namespace lkv::cuda

@@ -95,6 +95,7 @@ __global__ void __launch_bounds__(mla_threads, 1)
             if constexpr (!scored) load_scores<NT, Steps>(x, scores, warp, lane);
             return make_weights<NT, Steps>(p, own, own.marks[parity], tile, x, weights, state, warp, lane);
         };
+        keep_scales(own, own.marks[parity], tile);
         const int made = tile.slots == 128  ? make(std::integral_constant<int, 4>{})
                          : tile.slots == 64 ? make(std::integral_constant<int, 2>{})
                                             : make(std::integral_constant<int, 1>{});
@@ -117,7 +118,7 @@ __global__ void __launch_bounds__(mla_threads, 1)
                 }
             }
         }
-        sum_tile<NT, U, K>(sums, tile, stage_of(parity), of_region + most_units, weights, own.tokens, warp, lane);
+        sum_tile<NT, U, K>(sums, tile, stage_of(parity), of_region + most_units, weights, own, warp, lane);
         copies_wait(0);   // K of the next tile, or V
         __syncthreads();  // V has been read
         if (!alternates && i < end) {

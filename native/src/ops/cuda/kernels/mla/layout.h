@@ -18,7 +18,7 @@ constexpr int key_slots = 16;                           // slots of a warp when 
 constexpr int score_pitch = key_slots * mla_warps + 4;  // four lanes' rows start in different banks
 constexpr int most_tile = 128;                          // slots
 constexpr int most_mla_tokens = most_counted_tokens;    // more: least_expanded_tokens
-constexpr int mla_fixed = 5120;                         // bytes of the kernel's own variables, at most
+constexpr int mla_fixed = 7680;                         // bytes of the kernel's own variables, at most
 constexpr int least_tile = 32;                          // and of a tile of f16 rows, which are read where they lie
 constexpr int most_decoded_head = 256;                  // head_dim, where V's latent is multiplied with a factor
 
