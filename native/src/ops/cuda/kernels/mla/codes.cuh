@@ -41,9 +41,19 @@ constexpr uint32_t code_exponent = 0x64006400;  // of 1024
 // Bits 15 and 31 as the signs of 1.
 __device__ inline uint32_t signs(uint32_t x) { return masked_xor(x, 0x80008000u, 0xbc00bc00u); }
 
-// A word's bytes two by two, (0, 2) and (1, 3), shifted left by `by` bits; the other bits are anything. by: 0 … 8
-__device__ inline uint32_t even_bytes(uint32_t word, int by) { return word << by; }
-__device__ inline uint32_t odd_bytes(uint32_t word, int by) { return word >> (8 - by); }
+// Shifts of a number of bits that is the lane's own: left ones are products, as the units that shift also mask and permute, which is most of
+// what decoding does. (forgotten: else the compiler makes shifts of them.)
+struct LaneShift {
+    uint32_t times;
+    int left_of_8;
+
+    __device__ explicit LaneShift(int by) : times(static_cast<uint32_t>(forgotten(1 << by))), left_of_8(8 - by) {}
+    __device__ uint32_t left(uint32_t x) const { return x * times; }
+
+    // A word's bytes two by two, (0, 2) and (1, 3), shifted left; the other bits are anything.
+    __device__ uint32_t even_bytes(uint32_t word) const { return left(word); }
+    __device__ uint32_t odd_bytes(uint32_t word) const { return word >> left_of_8; }
+};
 
 // Three bits: the chunk's two words of the unit's three, its own codes' lower bits. chunk: 0 or 1 of the unit
 __device__ inline uint32_t low_plane_of_3(uint32_t a, uint32_t b, int chunk) {
@@ -56,14 +66,18 @@ struct KeyCodes {
     using P = Planes<Bits>;
     static constexpr int n_words = Bits == 8 ? 2 : (Bits == 6 ? 3 : (Bits == 4 || Bits == 3 ? 2 : 1));
     int t;
-    int by;  // what moves the lane's codes from bit 0
+    LaneShift away;  // from bit 0
     Centered<Bits> first, second;
+    LaneShift high;  // of six bits: the upper ones behind the lower ones
+    LaneShift ones;  // of three bits: likewise
 
     __device__ explicit KeyCodes(int lane)
         : t(lane % 4),
-          by(Bits == 8 || t % 2 == 0 ? 1 : 0),
-          first(Bits == 8 ? 1 : 4 * (t % 2) + by),
-          second(Bits == 3 || Bits == 2 ? first.at + 2 : first.at) {}
+          away(by()),
+          first(Bits == 8 ? 1 : 4 * (t % 2) + by()),
+          second(Bits == 3 || Bits == 2 ? first.at + 2 : first.at),
+          high(by() + 2),
+          ones(first.at + 2) {}
 
     __device__ void load(const uint8_t* at, uint32_t (&words)[n_words]) const {
         if constexpr (Bits == 1) {
@@ -86,26 +100,29 @@ struct KeyCodes {
         uint32_t low[2] = {words[0], words[n_words > 1 ? 1 : 0]};  // of pairs 0 and 1, 2 and 3
         if constexpr (Bits == 3) low[0] = low[1] = low_plane_of_3(words[0], words[1], t / 2);
         constexpr int low_bits = Bits == 6 ? 4 : (Bits == 3 ? 2 : Bits);
-        [[maybe_unused]] uint32_t ones = 0;
+        [[maybe_unused]] uint32_t upper = 0;
         if constexpr (Bits == 3) {
             // bit j of the byte, and j + 2 sixteen bits further, so that pair 0's are behind its lower ones
             const uint32_t byte = __byte_perm(words[1], 0, static_cast<uint32_t>(0x4440 + t / 2 * 2 + t % 2));
-            ones = byte * (0x4001u << (first.at + 2));
+            upper = byte * (0x4001u * ones.times);
         }
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const Centered<Bits>& of = i < 2 ? first : second;
-            const uint32_t x = i % 2 == 0 ? even_bytes(low[i / 2], by) : odd_bytes(low[i / 2], by);
+            const uint32_t x = i % 2 == 0 ? away.even_bytes(low[i / 2]) : away.odd_bytes(low[i / 2]);
             uint32_t code = masked_or(x, of.mask(low_bits), code_exponent);
             if constexpr (Bits == 6) {
-                const int to = by + 4 - 2 * (i / 2);
-                const uint32_t y = i % 2 == 0 ? even_bytes(words[2], to) : odd_bytes(words[2], to);
+                const uint32_t word = i < 2 ? words[2] << 2 : words[2];
+                const uint32_t y = i % 2 == 0 ? high.even_bytes(word) : words[2] >> (high.left_of_8 - (i < 2 ? 2 : 0));
                 code = masked_or(y, of.mask(2, 4), code);
             }
-            if constexpr (Bits == 3) code = masked_or(ones >> i, of.mask(1, 2), code);
+            if constexpr (Bits == 3) code = masked_or(upper >> i, of.mask(1, 2), code);
             pairs[i] = of.value(code);
         }
     }
+
+private:
+    __device__ int by() const { return Bits == 8 || t % 2 == 0 ? 1 : 0; }
 };
 
 // A lane's four channels of a unit of V, of two slots.
@@ -114,12 +131,19 @@ struct ValueCodes {
     using P = Planes<Bits>;
     static constexpr int n_words = Bits == 6 || Bits == 3 ? 2 : 1;
     int g;
-    int k;   // quarter of the chunk
-    int by;  // what moves the lane's codes from bit 0
+    int k;           // quarter of the chunk
+    LaneShift away;  // from bit 0
     Centered<Bits> codes;
+    LaneShift high;  // of six bits: the upper ones behind the lower ones
+    LaneShift ones;  // of three bits: likewise; of one bit: channel 3 to the sign
 
     __device__ explicit ValueCodes(int lane)
-        : g(lane / 4), k(g % 4), by(Bits == 8 || place_in_byte() == 0 ? 1 : 0), codes(place_in_byte() + by) {}
+        : g(lane / 4),
+          k(g % 4),
+          away(by()),
+          codes(place_in_byte() + by()),
+          high(Bits == 6 ? codes.at + 4 - 2 * k : 0),
+          ones(Bits == 3 ? codes.at + 2 - 4 * (k % 2) : 4 - 4 * (g % 2)) {}
 
     // Where the lane's words lie in a unit.
     __device__ int place() const {
@@ -140,7 +164,7 @@ struct ValueCodes {
             const auto byte = static_cast<uint32_t>(g / 2);
             const uint32_t both = __byte_perm(a[0], b[0], byte << 4 | (4 + byte) << 12);
 #pragma unroll
-            for (int j = 0; j < 4; j++) channels[j] = signs(both << (7 - 4 * (g % 2) - j));
+            for (int j = 0; j < 4; j++) channels[j] = signs(both * (ones.times << (3 - j)));
             return;
         }
         uint32_t word[2] = {a[0], b[0]};
@@ -148,11 +172,11 @@ struct ValueCodes {
             word[0] = low_plane_of_3(a[0], a[1], g / 4);
             word[1] = low_plane_of_3(b[0], b[1], g / 4);
         }
-        [[maybe_unused]] uint32_t ones = 0;
+        [[maybe_unused]] uint32_t upper = 0;
         if constexpr (Bits == 3) {
             // the byte with the lane's four bits, of both slots, so that channel 0's are behind their lower ones
             const auto byte = static_cast<uint32_t>(g / 4 * 2 + k / 2);
-            ones = __byte_perm(a[1], b[1], byte | (4 + byte) << 8) << (codes.at + 2 - 4 * (k % 2));
+            upper = ones.left(__byte_perm(a[1], b[1], byte | (4 + byte) << 8));
         }
         constexpr int low_bits = Bits == 6 ? 4 : (Bits == 3 ? 2 : Bits);
 #pragma unroll
@@ -160,18 +184,18 @@ struct ValueCodes {
             const uint32_t halves = j < 2 ? 0x5410 : 0x7632;
             const uint32_t low = __byte_perm(word[0], word[1], halves);
             uint32_t code =
-                masked_or(j % 2 == 0 ? even_bytes(low, by) : odd_bytes(low, by), codes.mask(low_bits), code_exponent);
+                masked_or(j % 2 == 0 ? away.even_bytes(low) : away.odd_bytes(low), codes.mask(low_bits), code_exponent);
             if constexpr (Bits == 6) {
-                const uint32_t high = __byte_perm(a[1], b[1], halves);
-                const int to = codes.at + 4 - 2 * k;
-                code = masked_or(j % 2 == 0 ? even_bytes(high, to) : odd_bytes(high, to), codes.mask(2, 4), code);
+                const uint32_t pair = __byte_perm(a[1], b[1], halves);
+                code = masked_or(j % 2 == 0 ? high.even_bytes(pair) : high.odd_bytes(pair), codes.mask(2, 4), code);
             }
-            if constexpr (Bits == 3) code = masked_or(ones >> j, codes.mask(1, 2), code);
+            if constexpr (Bits == 3) code = masked_or(upper >> j, codes.mask(1, 2), code);
             channels[j] = codes.value(code);
         }
     }
 
 private:
+    __device__ int by() const { return Bits == 8 || place_in_byte() == 0 ? 1 : 0; }
     __device__ int place_in_byte() const {
         if constexpr (Bits == 6 || Bits == 4) return 4 * (k / 2);
         if constexpr (Bits == 3 || Bits == 2) return 2 * k;
@@ -198,8 +222,7 @@ __device__ __forceinline__ void with_scaled_bits(uint8_t kind, Use&& use) {
     }
 }
 
-// Scales of a tile's slots as weights are multiplied with them, of every format: rows of MlaShared::scales_of.
-constexpr int n_scaled_formats = 6;
+// Which of the n_scaled_formats a format is.
 template <int Bits>
 constexpr int scaled_format = Bits == 8 ? 5 : (Bits == 6 ? 4 : Bits - 1);
 constexpr float most_scale = 240.0f;  // a weight can be 2^stale_max

@@ -85,6 +85,7 @@ const char* plan_mla_rows(const Request& request, Plan& a, MlaPlan& plan) {
                 bool f16 = false;
                 if (!has_units(chunks.begin(), chunks.end(), f16, values))
                     return "rows are not in units of 32 channels";
+                if (has_group_scales(row) && pitch == &MlaPlan::v_pitch) plan.scaled = 1;
                 if (f16) {
                     plan.small_tiles |= 1 << r;
                 } else {

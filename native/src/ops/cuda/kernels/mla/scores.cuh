@@ -167,11 +167,11 @@ __device__ __forceinline__ void score_tile(const MlaArgs& p, const MlaShared& ow
     const int shares_bits = mla_warp_bits - slot_warps_bits;
     const int first_slot = (warp & ((1 << slot_warps_bits) - 1)) * key_slots;
     if (first_slot >= tile.valid) return;
-    const int n_units = K == MlaK::rows ? p.mla.k_units : side.n_units;
-    const int end = (share + 1) * n_units >> shares_bits;
+    const uint8_t* const bounds = side.bounds + share_bounds(shares_bits) + share;
+    const int end = K == MlaK::rows ? (share + 1) * p.mla.k_units >> shares_bits : bounds[1];
     const int g = lane / 4;
     float scores[NT][4] = {};
-    int u = share * n_units >> shares_bits;
+    int u = K == MlaK::rows ? share * p.mla.k_units >> shares_bits : bounds[0];
     const uint8_t* rows[2];
     if (K != MlaK::values && (K == MlaK::rows || side.pitch == 0)) {
 #pragma unroll

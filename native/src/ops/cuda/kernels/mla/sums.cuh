@@ -107,10 +107,9 @@ __device__ __forceinline__ void sum_codes(UnitSums<NT> (&sums)[U], int first, co
 // One warp's sums: its units of V, all slots.
 template <int NT, int U, MlaK K>
 __device__ __forceinline__ void sum_tile(UnitSums<NT> (&sums)[U], const MlaTile& tile, const uint8_t* stage,
-                                         const MlaUnit* units, const __half* weights, const MlaShared& own, int warp,
-                                         int lane) {
+                                         const MlaUnit* units, const __half* weights, const uint32_t* tokens,
+                                         const MlaScales& scales, int warp, int lane) {
     const MlaSide& side = tile.region->v;
-    const uint32_t* const tokens = own.tokens;
     const int n16 = (tile.valid + 15) / 16;
     const auto sum = [&](auto n, int first, MlaUnit unit) __attribute__((always_inline)) {
         constexpr int N = decltype(n)::value;
@@ -123,8 +122,8 @@ __device__ __forceinline__ void sum_tile(UnitSums<NT> (&sums)[U], const MlaTile&
         if (side.scales >= 0) {
             return with_scaled_bits(unit.kind, [&](auto bits) __attribute__((always_inline)) {
                 constexpr int Bits = decltype(bits)::value;
-                sum_codes<NT, Bits, N, U>(sums, first, rows, side.pitch, unit, weights,
-                                          own.scales_of[scaled_format<Bits>], n16, lane);
+                sum_codes<NT, Bits, N, U>(sums, first, rows, side.pitch, unit, weights, scales.of_format<Bits>(), n16,
+                                          lane);
             });
         }
         with_bits<K == MlaK::values, false>(unit.kind, [&](auto bits) __attribute__((always_inline)) {
@@ -139,6 +138,20 @@ __device__ __forceinline__ void sum_tile(UnitSums<NT> (&sums)[U], const MlaTile&
         if (u + 1 < side.n_units) sum(std::integral_constant<int, 1>{}, 1, units[u + 1]);
     }
     sum(std::integral_constant<int, 1>{}, 0, unit);
+}
+
+// scales: of the sums so far
+template <int NT, int U>
+__device__ __forceinline__ void rescale_sums(UnitSums<NT> (&sums)[U], const float* scales, int lane) {
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+        const float2 by = *reinterpret_cast<const float2*>(scales + 8 * n + 2 * (lane % 4));
+#pragma unroll
+        for (int u = 0; u < U; u++) {
+#pragma unroll
+            for (int e = 0; e < 8; e++) sums[u][e / 4][n][e % 4] *= e % 2 == 0 ? by.x : by.y;
+        }
+    }
 }
 
 // Rows that hold no token, and those behind the last slot, may decode to anything, NaN too.
