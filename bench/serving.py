@@ -49,6 +49,7 @@ PACE = [
     Column("native", "a decode call", ".2f", "ms"),
     Column("ratio", "median over call", ".3f"),
 ]
+STARTS = 300  # seconds that a server may take
 TEXT = "The clerk of the town wrote numbers into a book, and the book went to the mill. "
 
 
@@ -59,19 +60,24 @@ def started(command: list[str], model: str, options: list[str]) -> Iterator[tupl
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     process = subprocess.Popen([*command, "serve", model, "--port", str(port), *options])
+    over = time.monotonic() + STARTS
     try:
         while True:
             try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/health").close()
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
                 break
             except OSError:
-                if process.poll() is not None:
+                if process.poll() is not None or time.monotonic() > over:
                     raise SystemExit("error: the server did not start") from None
                 time.sleep(0.2)
         yield f"http://127.0.0.1:{port}", process.pid
     finally:
         process.terminate()
-        process.wait()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def server(args: argparse.Namespace) -> AbstractContextManager[tuple[str, int]]:

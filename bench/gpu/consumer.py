@@ -7,21 +7,20 @@ An H100 has three times the memory bandwidth of an RTX 4090 and about as many mu
 what a small cache is for. Here some multiprocessors read memory all the time, until a copy beside them moves
 as many bytes a second as on the card; the program sees the others, the card's compute capability and its
 shared memory a block, and runs code that was compiled for that capability. The bandwidth that is left is
-measured and printed before and after.
-
-Not imitated: L2 (an H100's is 50 MB, a 4090's 72), clocks, latencies, and the speed of the tensor cores.
-The program and its companion compile; no GPU has run them yet.
+measured and printed before and after, and written with what is not imitated where --report asks for it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 BUILD = HERE.parents[1] / "build" / "consumer"
@@ -35,8 +34,17 @@ class Card:
     multiprocessors: int
     capability: int
     shared_kb: int = 99
+    threads: int = 1536  # of a multiprocessor
 
 
+# What a program finds as it is on the GPU that is here.
+LEFT_OUT = (
+    "L2: its size and speed",
+    "clocks and latencies",
+    "the speed of the tensor cores",
+    "registers, and how many blocks run on a multiprocessor",
+    "cuBLAS, whose kernels are those of the GPU",
+)
 CARDS = {"rtx4090": Card(1008, 128, 89), "rtx3090": Card(936, 82, 86)}
 
 
@@ -51,41 +59,63 @@ def cmake_args(card: Card) -> list[str]:
 
 
 def companion() -> Path:
-    """The library that is loaded before the program, compiled where it is older than its source."""
-    source, library = HERE / "companion.cu", BUILD / "companion.so"
-    if library.exists() and library.stat().st_mtime >= source.stat().st_mtime:
+    """The library that is loaded before the program, compiled where it is older than its sources."""
+    library = BUILD / "companion.so"
+    sources = sorted((HERE / "companion").iterdir())
+    if library.exists() and library.stat().st_mtime >= max(source.stat().st_mtime for source in sources):
         return library
     nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
     BUILD.mkdir(parents=True, exist_ok=True)
-    runtime = Path(nvcc).resolve().parents[1] / "lib64"
-    command = [nvcc, "-std=c++17", "-O2", "-shared", "-cudart", "shared", "-arch=sm_90"]
-    command += ["-Xcompiler", "-fPIC,-fvisibility=hidden", "-Xlinker", f"-rpath={runtime}"]
-    subprocess.run([*command, str(source), "-o", str(library)], check=True)
+    homes = (os.environ.get("CUDA_HOME", "/usr/local/cuda"), Path(nvcc).resolve().parents[1])
+    paths = [f"-rpath={home}/lib64" for home in homes if Path(home, "lib64").exists()]
+    command = [nvcc, "-std=c++17", "-O2", "-shared", "-cudart", "shared", "-arch=sm_90", "-ldl"]
+    command += ["-Xcompiler", "-fPIC,-fvisibility=hidden", *(f"-Xlinker={path}" for path in paths)]
+    command += [str(source) for source in sources if source.suffix in (".cu", ".cpp")]
+    subprocess.run([*command, "-o", str(library)], check=True)
     return library
+
+
+def described(name: str, card: Card, found: dict[str, Any]) -> dict[str, Any]:
+    """What the companion measured, with the card's own figures and what is left out."""
+    return {"card": name, "in_kind": True, "card_gb_per_s": card.gb_per_s, **found, "left_out": LEFT_OUT}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        usage="%(prog)s CARD [--report FILE] -- PROGRAM …",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("card", choices=CARDS)
     parser.add_argument("--cmake-args", action="store_true", help="print the arguments of cmake, and end")
-    parser.add_argument("program", nargs="*", help="behind --")
-    args = parser.parse_args()
+    parser.add_argument("--report", type=Path, help="a JSON file: the bandwidth left, and what is left out")
+    own, program = sys.argv[1:], []
+    if "--" in own:
+        own, program = own[: own.index("--")], own[own.index("--") + 1 :]
+    args = parser.parse_args(own)
     card = CARDS[args.card]
     if args.cmake_args:
         print("\n".join(cmake_args(card)))
         return 0
-    if not args.program:
+    if not program:
         parser.error("[program] expected a program behind --; got none")
     environment = os.environ | {
         "LD_PRELOAD": " ".join(filter(None, (str(companion()), os.environ.get("LD_PRELOAD")))),
+        "CUDA_DEVICE_MAX_CONNECTIONS": "32",  # a queue for the companion alone
         "CONSUMER_GB_PER_S": str(card.gb_per_s),
         "CONSUMER_SHARED_KB": str(card.shared_kb),
         "CONSUMER_CAPABILITY": str(card.capability),
         "CONSUMER_MULTIPROCESSORS": str(card.multiprocessors),
+        "CONSUMER_THREADS": str(card.threads),
     }
-    return subprocess.run(args.program, env=environment).returncode
+    if args.report:
+        environment["CONSUMER_REPORT"] = str(args.report)
+        args.report.unlink(missing_ok=True)
+    status = subprocess.run(program, env=environment).returncode
+    if args.report and args.report.exists():
+        found = json.loads(args.report.read_text())
+        args.report.write_text(json.dumps(described(args.card, card, found), indent=1) + "\n")
+    return status
 
 
 if __name__ == "__main__":

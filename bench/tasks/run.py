@@ -1,7 +1,7 @@
 """A task's command: every cache serves every problem, and what it lost against f16 is counted.
 
-Rows are written as caches finish; the same command goes on where it was stopped. What a model wrote lies in
-WORK/NAME-TASK/CACHE.jsonl, a line a problem.
+Answers are written to WORK/NAME-TASK/CACHE.jsonl as they come, and rows of what is answered so far every few
+seconds; the same command goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from concurrent import futures
+from dataclasses import replace
+from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,12 @@ import record
 from inputs import real_models
 from record import RESULTS, Column
 from serving import started
+from tasks.answers import Answers, Solved
 from tasks.caches import NAMES, Cache, caches, scale
-from tasks.task import Client, Outcome, Problem, Refused, Task
+from tasks.task import Client, Problem, Refused, Task
 
-Scores = dict[str, dict[str, list[float]]]  # cache, group: a number a problem
+Scores = dict[str, dict[str, list[float]]]  # cache, group: a number a problem, nan where there is no answer
+EVERY = 5  # seconds between two rows of a cache that is not finished
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -42,7 +45,9 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     made.add_argument("-t", "--threads", type=int, default=0)
     made.add_argument("--save", metavar="NAME", help="writes bench/results/tasks/NAME.json")
     made.add_argument("--out", type=Path, help="the same, anywhere")
-    made.add_argument("--restart", action="store_true", help="forget finished caches")
+    made.add_argument("--seconds", type=float, default=0, help="of a cache, then the next one is tried")
+    made.add_argument("--score", action="store_true", help="ask nothing: score what is answered")
+    made.add_argument("--restart", action="store_true", help="forget earlier answers")
     return made
 
 
@@ -62,6 +67,8 @@ def main(args: argparse.Namespace, make: Callable[[argparse.Namespace], Task]) -
 def solve(args: argparse.Namespace, make: Callable[[argparse.Namespace], Task]) -> None:
     if args.parallel < 1:
         raise SystemExit(f"error: [--parallel] expected a positive number; got {args.parallel}")
+    if args.seconds < 0:
+        raise SystemExit(f"error: [--seconds] expected a number from 0; got {args.seconds:g}")
     if args.problems < 0:
         raise SystemExit(f"error: [--problems] expected a number from 0; got {args.problems}")
     model = real_models.model_path(args.model)
@@ -75,12 +82,19 @@ def chosen(task: Task, args: argparse.Namespace) -> Task:
     names = args.groups.split(",") if args.groups else list(task.groups)
     if unknown := [name for name in names if name not in task.groups]:
         raise SystemExit(f"error: [--groups] expected {','.join(task.groups)}; got {','.join(unknown)}")
-    problems: list[Problem] = []
+    ranked: list[tuple[int, Problem]] = []
     for name in names:
         found = [problem for problem in task.problems if problem.group == name]
-        problems += found[: args.problems] if args.problems else found
+        ranked += enumerate(found[: args.problems] if args.problems else found)
+    problems = [problem for _, problem in sorted(ranked, key=lambda each: each[0])]  # groups in turns
     groups = {name: task.groups[name] for name in names}
     return replace(task, groups=groups, problems=problems)
+
+
+def percent(scores: Sequence[float]) -> float | None:
+    """The mean of those that are known."""
+    known = [each for each in scores if not isnan(each)]
+    return 100 * sum(known) / len(known) if known else None
 
 
 class Run:
@@ -88,10 +102,10 @@ class Run:
         self.task, self.args, self.model = task, args, model
         self.caches = caches(args.caches, model, args.work, args.name)
         self.folder: Path = args.work / f"{args.name}-{task.name}"
-        self.folder.mkdir(parents=True, exist_ok=True)
         self.out: Path | None = args.out or (RESULTS / "tasks" / f"{args.save}.json" if args.save else None)
         self.command = command_line(task, args)
         self.scores: Scores = {}
+        self.shares: dict[str, float] = {}
         self.rows: list[dict[str, Any]] = []
         if self.out:
             self.rows = record.finished(self.out, self.command, args.restart)
@@ -103,62 +117,102 @@ class Run:
             }
 
     def run(self) -> None:
-        done = {row["cache"] for row in self.rows}
+        done = {row["cache"] for row in self.rows if row["answered"] == row["asked"]}
         for cache in self.caches:
-            if cache.label in done:
+            if cache.label in done or (self.args.score and not cache.file.exists()):
                 continue
             cache.make(self.model, self.args.device)
-            begin = time.monotonic()
-            outcomes = self.solved(cache)
-            self.keep(cache, outcomes, time.monotonic() - begin)
+            answers = Answers(self.folder / f"{cache.name.removesuffix('%')}.jsonl", cache.file)
+            if self.args.restart:
+                answers.path.unlink(missing_ok=True)
+            solved = answers.read()
+            left = [each for each in self.task.problems if (each.group, each.name) not in solved]
+            refused = self.solve(cache, left, solved, answers) if left and not self.args.score else None
+            self.keep(cache, solved)
+            print(self.shown(cache.label), flush=True)
+            if refused:
+                raise refused
 
-    def solved(self, cache: Cache) -> list[list[Outcome]]:
+    def solve(
+        self, cache: Cache, left: list[Problem], solved: Solved, answers: Answers
+    ) -> Refused | None:
+        """Asks for what is left until the time is over and adds it to `solved`; why a problem was refused.
+        The row so far is written every few seconds."""
         parallel = scale(cache, min(self.args.parallel, len(self.task.problems)))
         room = max(self.task.groups.values()) * parallel
         options = ["-np", str(parallel), "-c", str(room), "--temp", "0", *cache.options, "--cache-ram", "0"]
         options += ["-ngl", "99"] if self.args.device == "cuda" else []
         options += ["-t", str(self.args.threads)] if self.args.threads else []
+        begin = kept = time.monotonic()
+        refused: Refused | None = None
         with started([sys.executable, "-m", "latentkv"], str(cache.file), options) as (address, _):
             client = Client(address)
-            beside = ThreadPoolExecutor(parallel)
+            beside = futures.ThreadPoolExecutor(parallel)
             try:
-                waiting = [beside.submit(self.task.solve, client, each) for each in self.task.problems]
-                return [each.result() for each in waiting]
+                waiting = {beside.submit(self.task.solve, client, each): each for each in left}
+                over = begin + self.args.seconds - time.monotonic() if self.args.seconds else None
+                for each in futures.as_completed(waiting, over):
+                    problem = waiting[each]
+                    try:
+                        outcomes = each.result()
+                    except Refused as error:
+                        refused = refused or error
+                        continue
+                    solved[problem.group, problem.name] = outcomes
+                    answers.add(problem, outcomes, time.monotonic() - begin)
+                    if time.monotonic() > kept + EVERY:
+                        self.keep(cache, solved)
+                        kept = time.monotonic()
+            except futures.TimeoutError:
+                pass
             finally:  # the server ends next, and with it what still waits for an answer
                 beside.shutdown(wait=False, cancel_futures=True)
+        return refused
 
-    def keep(self, cache: Cache, solved: Sequence[Sequence[Outcome]], seconds: float) -> None:
-        """Answers for a reader, and one row more."""
-        pairs = [pair for pair in zip(self.task.problems, solved, strict=True)]
-        every = [(problem, each) for problem, outcomes in pairs for each in outcomes]
-        path = self.folder / f"{cache.name.removesuffix('%')}.jsonl"
-        with path.open("w", encoding="utf-8") as file:
-            for problem, each in every:
-                file.write(
-                    json.dumps({"problem": problem.name, "group": problem.group} | asdict(each)) + "\n"
-                )
+    def keep(self, cache: Cache, solved: Solved) -> None:
+        """The row of a cache, of as many problems as are solved."""
+        every = [each for outcomes in solved.values() for each in outcomes]
+        if not every:
+            return
         scores: dict[str, list[float]] = {name: [] for name in self.names}
-        for problem, each in every:
-            scores[each.column or problem.group].append(each.score)
+        columns = [each.column for each in next(iter(solved.values()))]  # the same of all problems
+        for problem in self.task.problems:
+            outcomes = solved.get((problem.group, problem.name))
+            found = [each.score for each in outcomes] if outcomes else [nan] * len(columns)
+            for column, score in zip(columns, found, strict=True):
+                scores[column or problem.group].append(score)
         self.scores[cache.label] = scores
-        numbers: dict[str, Any] = {"share": cache.share(self.model)}
-        numbers |= {name: 100 * sum(of) / len(of) for name, of in scores.items()}
-        numbers["written"] = sum(each.written for _, each in every) / len(every)
-        numbers["read"] = sum(each.read for _, each in every) / len(every)
-        self.rows.append({"cache": cache.label} | numbers | {"seconds": round(seconds, 1)})
+        numbers: dict[str, Any] = {"share": self.share(cache)}
+        numbers |= {name: percent(of) for name, of in scores.items()}
+        numbers["written"] = sum(each.written for each in every) / len(every)
+        numbers["read"] = sum(each.read for each in every) / len(every)
+        numbers |= {"answered": len(solved), "asked": len(self.task.problems)}
+        self.rows = [row for row in self.rows if row["cache"] != cache.label]
+        self.rows.append({"cache": cache.label} | numbers)
         for row in self.rows:  # f16 may have come last
             row["lost"], row["won"] = self.lost_and_won(self.scores[row["cache"]])
-        line = [f"{c.label} {record.cell(self.rows[-1][c.key], c.format)}" for c in self.columns[1:]]
-        print(f"{cache.label}: {', '.join(line)} ({seconds:.0f} s)", flush=True)
         if self.out:
             self.save(self.out)
 
+    def share(self, cache: Cache) -> float:
+        if cache.label not in self.shares:
+            self.shares[cache.label] = cache.share(self.model)
+        return self.shares[cache.label]
+
+    def shown(self, label: str) -> str:
+        row = next((row for row in self.rows if row["cache"] == label), None)
+        if row is None:
+            return f"{label}: no answer"
+        line = [f"{c.label} {record.cell(row[c.key], c.format)}" for c in self.columns[1:]]
+        return f"{label}: {', '.join(line)}, answered {row['answered']} of {row['asked']}"
+
     def lost_and_won(self, scores: dict[str, list[float]]) -> tuple[int | None, int | None]:
-        """Problems that went worse and better than with f16, which has none of either."""
+        """Problems that went worse and better than with f16, which has none of either; of those that both
+        have answered."""
         reference = self.scores.get("f16")
         if reference is None or reference is scores:
             return None, None
-        pairs = [pair for name, of in scores.items() for pair in zip(reference[name], of, strict=True)]
+        pairs = [pair for name, of in scores.items() for pair in zip(reference[name], of, strict=False)]
         return sum(other < own for own, other in pairs), sum(other > own for own, other in pairs)
 
     @property

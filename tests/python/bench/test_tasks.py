@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -160,7 +161,37 @@ def test_losses_are_counted_and_finished_caches_kept(converted: Any, tmp_path: P
     assert run.main(arguments(path, out, *words), task) == 0
     assert len(asked) == 6
     answers = (tmp_path / f"{path.stem.lower()}-task" / "q8_0.jsonl").read_text().splitlines()
-    assert [json.loads(line)["problem"] for line in answers] == ["number 0", "number 1", "number 2"]
+    assert [json.loads(line)["problem"] for line in answers[1:]] == ["number 0", "number 1", "number 2"]
+
+
+def test_a_cache_ends_in_time_and_goes_on_where_it_was(converted: Any, tmp_path: Path) -> None:
+    asked: list[str] = []
+    ended = threading.Event()
+
+    def solve(client: Client, problem: Problem) -> list[Outcome]:
+        asked.append(problem.name)
+        if problem.name == "b 1" and asked.count("b 1") == 1:
+            ended.wait(60)
+        return [Outcome(1.0, 1, 1, "")]
+
+    def task(args: Namespace) -> Task:
+        problems = [Problem(f"{group} {i}", group) for group in "ab" for i in range(2)]
+        return Task("task", "A task;", {"a": 128, "b": 128}, problems, solve)
+
+    path, out = converted("--method", "none"), tmp_path / "task.json"
+    for seconds, answered in (("6", 3), ("60", 4)):
+        words = ("--caches", "f16,q8_0", "--parallel", "4", "--seconds", seconds)
+        assert run.main(arguments(path, out, *words), task) == 0
+        ended.set()
+        result = json.loads(out.read_text())
+        assert [(row["answered"], row["asked"]) for row in result["rows"]] == [(answered, 4), (4, 4)]
+        assert result["scores"]["f16"] == {"a": "1 1", "b": "1 nan" if answered == 3 else "1 1"}
+        assert [row["b"] for row in result["rows"]] == [100, 100]
+    assert sorted(asked) == sorted(["a 0", "b 0", "a 1", "b 1"] * 2 + ["b 1"])
+    cut = tmp_path / f"{path.stem.lower()}-task" / "f16.jsonl"
+    cut.write_text(cut.read_text()[:-9])
+    assert run.main(arguments(path, tmp_path / "again.json", "--caches", "f16", "--score"), task) == 0
+    assert json.loads((tmp_path / "again.json").read_text())["rows"][0]["answered"] == 3
 
 
 @pytest.mark.parametrize(
@@ -168,6 +199,7 @@ def test_losses_are_counted_and_finished_caches_kept(converted: Any, tmp_path: P
     [
         (("--groups", "many"), "error: [--groups] expected few; got many"),
         (("--problems", "-1"), "error: [--problems] expected a number from 0; got -1"),
+        (("--seconds", "-1"), "error: [--seconds] expected a number from 0; got -1"),
         (("--parallel", "0"), "error: [--parallel] expected a positive number; got 0"),
         (("--caches", "f16,x%"), "error: [--caches] expected a share such as 14%; got x%"),
         (("--caches", "f16"), "error: [server] expected 200; got 400"),

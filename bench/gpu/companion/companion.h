@@ -1,0 +1,69 @@
+// Keeps memory busy from some multiprocessors while a program runs on the others.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <thread>
+
+#include "memory.h"
+
+namespace consumer {
+
+// What the program shall find (consumer.py, in the environment).
+struct Card {
+    double bytes_per_second;
+    int shared_bytes;  // a block's
+    int major;
+    int minor;
+    int multiprocessors;
+    int threads;  // of a multiprocessor
+};
+
+const Card& card();
+
+class Companion {
+public:
+    void start();
+    void end();
+    int multiprocessors() const { return real_ - chosen_.blocks; }
+
+private:
+    struct Choice {
+        Way way = Way::load;
+        int blocks = 0;
+        double rate = 0.0;  // bytes a second that they ask for; 0: as many as they can
+    };
+    struct Found {
+        double copied;   // bytes a second
+        double light;    // by a copy that has less in flight
+        double reading;  // by readers
+    };
+    double beside(const Choice& choice);
+    void choose();
+    bool given();
+    void survey();
+    void run();
+    int reached();
+    Found now();
+    void read(const Choice& choice, int64_t ns);
+    unsigned long long bytes_read();
+    double copy(int light);
+
+    int device_ = 0;
+    int real_ = 0;
+    char* buffer_ = nullptr;
+    char* copied_ = nullptr;
+    unsigned long long* read_ = nullptr;
+    unsigned* seen_ = nullptr;
+    cudaStream_t own_ = nullptr;       // as the program's
+    cudaStream_t readers_ = nullptr;  // before the program's
+    uint64_t n_readings_ = 0;
+    double alone_ = 0.0;
+    Choice chosen_;
+    Found before_{};
+    std::atomic<bool> ending_{false};
+    std::thread runner_;
+};
+
+}  // namespace consumer
