@@ -29,7 +29,7 @@ public:
     virtual void send(const ggml_tensor* tensor, Gpu& other, ggml_tensor* to) = 0;
     // Waits for the run and copies one of its results; null: only waits. Errors: Error when the device failed.
     virtual void finish(const ggml_tensor* tensor, void* data, size_t bytes) = 0;
-    // Behind a run, under eviction: adds what slots have gathered to the cache's masses.
+    // After a run, under eviction: adds what slots have gathered to the cache's masses.
     virtual void take_masses(KvCache& cache) = 0;
     // Before each run: positions, sequences and slots of this batch, after the cache claimed them. For every cache that it stores into.
     virtual void begin(const KvCache& cache, const BatchSlots& batch) = 0;
