@@ -35,7 +35,7 @@ def bits_map(spec: ModelSpec, plan: Plan, title: str, path: Path) -> None:
     """Layers x channels in order of importance, K beside V, coloured by the bits a channel is stored in;
     below them what the plan was chosen from."""
     plt, found = _pyplot(), plan.frontier
-    layers, step = spec.attention_layers, 1 if len(spec.attention_layers) <= 40 else 4
+    layers, step = spec.row_layers, 1 if len(spec.row_layers) <= 40 else 4
     heights = [1.6 + 0.3 * len(layers)] + ([] if found is None else [3.2])
     figure = plt.figure(figsize=(9, sum(heights)), layout="constrained")
     grid = figure.add_gridspec(len(heights), 2, height_ratios=heights)
@@ -74,7 +74,7 @@ def rank_map(spec: ModelSpec, plan: Plan, title: str, path: Path) -> None:
     plt = _pyplot()
     groups = {side: max(max(len(layer.side(side).ranks), 1) for layer in plan.layers) for side in SIDES}
     columns = max(groups.values())
-    layers, step = spec.attention_layers, 1 if len(spec.attention_layers) <= 40 else 4
+    layers, step = spec.row_layers, 1 if len(spec.row_layers) <= 40 else 4
     figure, axes = plt.subplots(
         1,
         2,

@@ -15,6 +15,7 @@ from latentkv.console.terminal import Block, table
 from .fuse import center
 from .ir import OF_VALUE, SIDES, ModelSpec, Plan, SidePlan
 from .pictures import bits_map, bits_of, rank_map
+from .plan.times import gpu_file
 from .recipe import Recipe
 from .rows import plan_sizes, sizes
 from .work import Work
@@ -46,7 +47,7 @@ class Report:
     def keep(self) -> float:
         """Kept fraction of all KV dimensions in the middle region; a full layer keeps all of them."""
         kept = full = 0
-        for index in self.spec.attention_layers:
+        for index in self.spec.row_layers:
             for name in SIDES:
                 width, side = self.spec.at(index).of_side(name).kv_width, self.plan.layers[index].side(name)
                 kept += 0 if side == OF_VALUE else sum(side.kept) or width
@@ -134,7 +135,7 @@ class Report:
         """For the terminal."""
         full = plan_sizes.full_bytes_per_token(self.spec, self.plan, CONTEXT)
         header, rows = ["layer", "K path", "K ranks", "K energy", "V path", "V ranks", "V energy"], []
-        for index in self.spec.attention_layers:
+        for index in self.spec.row_layers:
             layer, row = self.plan.layers[index], [str(index)]
             for side in SIDES:
                 chosen = layer.side(side)
@@ -168,8 +169,9 @@ class Report:
 
     @property
     def _timed(self) -> bool:
-        """Whether a GPU's times are for the reader: one converted, or its times were asked for."""
-        return self.recipe.device != "cpu" or self.recipe.options.get("gpu_times") is not None
+        """Whether a GPU's times are for the reader: one is here, or its times were asked for."""
+        asked = self.recipe.options.get("gpu_times") is not None
+        return asked or self.recipe.device != "cpu" or gpu_file.here() is not None
 
     def _summary(self) -> list[str]:
         cache = self.cache()
@@ -218,7 +220,7 @@ def finish(
     drawn = recipe.draws and not plan.is_full
     files = recipe.outputs[: 3 if drawn else 2]
     shares = {side: [work.energy(plan, i, side) for i in range(work.spec.n_layer)] for side in SIDES}
-    layers = [(index, plan.layers[index]) for index in work.spec.attention_layers]
+    layers = [(index, plan.layers[index]) for index in work.spec.row_layers]
     centred = {s: [i for i, each in layers if center.centred(work, i, s, each.side(s).path)] for s in SIDES}
     report = Report(
         recipe,
