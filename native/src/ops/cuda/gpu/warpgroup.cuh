@@ -32,7 +32,7 @@ private:
 __device__ inline void warpgroup_begin() {
     if constexpr (has_warpgroup_products) asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
-// Behind products that are waited for together.
+// After products that are waited for together.
 __device__ inline void warpgroup_commit() {
     if constexpr (has_warpgroup_products) asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
@@ -47,7 +47,7 @@ template <int n>
 __device__ inline void warpgroup_wait_but() {
     if constexpr (has_warpgroup_products) asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(n) : "memory");
 }
-// Behind a wait: products wrote these registers, or read them, until then, which the compiler does not know.
+// After a wait: products wrote these registers, or read them, until then, which the compiler does not know.
 template <int n>
 __device__ __forceinline__ void hold(float (&d)[n]) {
 #pragma unroll
