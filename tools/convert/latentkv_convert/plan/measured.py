@@ -72,7 +72,7 @@ class ScaledErrors(Replaced):
 def shares(work: Work, plan: Plan, windows: NDArray[np.int64]) -> Shares:
     """Of the loss on windows [n, window], at positions up to the served context."""
     rows = {}
-    for index in work.spec.attention_layers:
+    for index in work.spec.row_layers:
         for side in SIDES:
             chosen = plan.layers[index].side(side)
             if chosen.formats is not None and chosen.path not in ("full", "value"):
@@ -130,7 +130,7 @@ def corrected(
 def _places(candidate: Candidate, shape: Shape, spec: ModelSpec) -> dict[tuple[int, str], range]:
     """Where the groups of a layer and side are among the candidate's tables."""
     found, begin = {}, 0
-    for layer in spec.attention_layers:
+    for layer in spec.row_layers:
         for side in SIDES:
             is_made = side == "k" and shape.has_one_row(spec, layer)
             n = 0 if is_made else spec.at(layer).n_kv // candidate.group(spec, layer, side)

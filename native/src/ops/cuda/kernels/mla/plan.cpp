@@ -89,9 +89,10 @@ const char* plan_mla_rows(const Request& request, Plan& a, MlaPlan& plan) {
     if (values) stage_all(p, a.k_blocks, plan);
     const Device& device = request.device;
     const auto fits = [&] { return MlaLayout(plan, p.n_regions).total() <= device.shared_bytes - mla_fixed; };
-    for (plan.tile = most_tile; plan.tile >= least_tile; plan.tile /= 2) {
-        // rows of f16 that are staged leave less for queries
-        while (values && plan.tile == least_tile && !fits() && plan.rows > 8) plan.rows /= 2;
+    // where little shared memory is left for tiles, thread blocks share the query rows
+    for (; plan.rows >= 8; plan.rows /= 2) {
+        plan.tile = most_tile;
+        while (plan.tile > least_tile && !fits()) plan.tile /= 2;
         if (!fits()) continue;
         // A thread block takes a whole multiprocessor; those that the warm-up holds are left to it: 8B at 14 %, 299, 269, 243 tokens/s at
         // depth 0, 4096, 16384 with a part for every multiprocessor and merging behind the warm-up, 305, 273, 244 without merging,

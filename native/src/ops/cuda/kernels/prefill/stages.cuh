@@ -64,7 +64,8 @@ template <int WC, int KQ, int NV, int TILE>
 struct PrefillBlock {
     static constexpr bool apart = WC == 1;  // tiles are made by warps of their own
     static constexpr int R = 128 / WC;
-    static constexpr int NS = TILE / 8 / WC;  // 8-slot tiles of scores a warp
+    static constexpr int NS = TILE < 8 * WC ? 1 : TILE / 8 / WC;  // 8-slot tiles of scores a warp
+    static constexpr int scorers = TILE / 8 / NS;                 // of WC warps side by side, those that have scores
     static constexpr int makers = apart ? n_maker_warps : n_warps;
     static constexpr int together = apart ? TILE / 32 : 1;
     static constexpr int everyone = prefill_threads(WC);
@@ -72,7 +73,7 @@ struct PrefillBlock {
     static constexpr int full = 1;    // + buffer: a tile is made
     static constexpr int empty = 3;   // + buffer: a tile is done with
     static constexpr int making = 5;  // the makers alone
-    static_assert(apart == (KQ > 0) && NS >= 1);
+    static_assert(apart == (KQ > 0) && scorers <= WC);
 
     const PrefillArgs& p;
     const PrefillLayout& plan;
@@ -99,6 +100,7 @@ struct PrefillBlock {
     // of the others: 16 query rows, slots and channels
     const int group = warp / WC;
     const int part = warp % WC;
+    const bool scores = scorers == WC || part < scorers;
     const int row0 = first_row + 16 * group + g;
     // this lane's row of a 16 x 16 block: of K as operand b, of V transposed
     const int k_row = lane % 8 + lane / 16 * 8;
@@ -434,7 +436,7 @@ struct PrefillBlock {
     }
     __device__ __forceinline__ void exchange_weights(const uint32_t (&w)[NS][2]) const {
 #pragma unroll
-        for (int j = 0; j < NS; j++) {
+        for (int j = 0; j < NS && scores; j++) {
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 uint8_t* const to =
@@ -523,9 +525,11 @@ struct PrefillBlock {
             }
             if (what != Seen::by_none) {
                 float s[NS][4] = {};
-                score(k_tile, q, s);
                 float top[2] = {-INFINITY, -INFINITY};
-                mask(what, about, rows, s, top);
+                if (scores) {
+                    score(k_tile, q, s);
+                    mask(what, about, rows, s, top);
+                }
                 if constexpr (!apart) exchange_maxima(i, from, top);
                 uint32_t w[NS][2];
                 make_weights(top, s, state, acc, w);
