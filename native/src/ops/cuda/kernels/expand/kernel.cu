@@ -13,7 +13,7 @@ namespace {
 cudaError_t expand(const ExpandArgs& args, const ExpandSide& k, const ExpandSide& v, const ExpandTo& to, int slots,
                    unsigned sides, int first_tile, cudaStream_t stream) {
     const dim3 grid(static_cast<unsigned>(round_up(slots, expand_slots) / expand_slots),
-                    static_cast<unsigned>(args.n_kv / std::min(k.heads, v.heads)), sides);
+                    static_cast<unsigned>(args.n_kv / std::min(k.heads, v.heads) * (args.head_dim / k.columns)), sides);
     const auto kernel = args.by == ExpandBy::chunks  ? expand_kernel<ExpandBy::chunks>
                         : args.by == ExpandBy::units ? expand_kernel<ExpandBy::units>
                                                      : expand_kernel<ExpandBy::warpgroup>;
@@ -79,6 +79,7 @@ cudaError_t attend_expanded(const Plan& plan, const CutProblem* beside, cudaStre
     full.regions[0].seq = to.seq;
     full.regions[0].pos = to.pos;
     full.n_slots = to.n_slots;
+    if (own.flash != 0) full.tile = flash_slots(plan.head_dim);
     const ExpandSide k(args, true);
     const ExpandSide v(args, false);
     const int chunks = std::max(1, (plan.context + plan.chunk - 1) / plan.chunk);

@@ -50,10 +50,12 @@ const char* take_rows(const Request& request, Plan& a) {
     if (a.rebuild != 0 && a.in_blocks != 0) return "K is rebuilt from blocks of tokens";
     if (a.rebuild == 0 && !full) return "K is not rebuilt";
     if (full && a.in_blocks == 0 && rows_of(a) <= most_made_once) return "too few query rows";
-    if (a.head_dim > most_expanded_head) return "heads are too wide";
     ExpandPlan own{};
     PrefillArgs expanded = on_expanded_rows(a, {});
     own.flash = plan_flash(longest_chunk, request.device, expanded) ? 1 : 0;
+    // halves of heads are no place for RoPE, and only the flash kernel takes such heads
+    const bool finishes = a.rebuild != 0 && (a.n_rot > 0 || a.k_bias != nullptr || a.k_norm != nullptr);
+    if (a.head_dim > most_expanded_head && (own.flash == 0 || finishes)) return "heads are too wide";
     if (own.flash == 0 && full) return "full rows are not what the flash kernel takes";
     const int blocks = a.n_kv * ((rows_of(expanded) + flash_rows - 1) / flash_rows);
     const int bytes = own.flash != 0 && blocks > request.device.n_multiprocessors ? long_bytes : most_bytes;

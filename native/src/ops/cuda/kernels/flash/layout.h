@@ -7,8 +7,12 @@
 namespace lkv::cuda {
 
 constexpr int flash_rows = 128;  // query rows of a thread block, 64 a warpgroup
-constexpr int flash_tile = 64;   // slots
+constexpr int flash_tile = 64;   // slots, of heads of up to 128 dimensions
+constexpr int most_flash_head = 256;
 constexpr int flash_stages = 6;  // tiles in shared memory: two in use, four on their way
+
+// Slots of a tile: wider heads leave a thread's registers room for the scores of half as many.
+LKV_HD constexpr int flash_slots(int head_dim) { return head_dim > 128 ? flash_tile / 2 : flash_tile; }
 
 // Sums that pass from one launch to the next: in `out`, with their maxima and sums of weights in `ml`.
 struct FlashCarry {
@@ -29,7 +33,9 @@ struct FlashStage {
     int total;
 
     LKV_HD explicit constexpr FlashStage(int head_dim)
-        : piece(16 * flash_tile + 16), side(head_dim / 8 * piece), total(2 * side + 12 * flash_tile) {}
+        : piece(16 * flash_slots(head_dim) + 16),
+          side(head_dim / 8 * piece),
+          total(2 * side + 12 * flash_slots(head_dim)) {}
 };
 
 LKV_HD constexpr int flash_shared(int head_dim) { return flash_stages * FlashStage(head_dim).total; }

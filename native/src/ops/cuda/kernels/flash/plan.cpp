@@ -42,13 +42,13 @@ cudaError_t launch(const Plan& plan, cudaStream_t stream) { return launch_flash(
 
 bool plan_flash(int capacity, const Device& device, CutProblem& p) {
     const int rows = p.n_tokens * (p.n_head / p.n_kv);
-    if (!device.warpgroups || rows < least_rows || (p.head_dim != 64 && p.head_dim != 128) ||
-        64 * p.k_blocks != p.head_dim || 64 * p.v_blocks != p.head_dim ||
-        flash_shared(p.head_dim) + 2048 > device.shared_bytes) {
+    if (!device.warpgroups || rows < least_rows ||
+        (p.head_dim != 64 && p.head_dim != 128 && p.head_dim != most_flash_head) || 64 * p.k_blocks != p.head_dim ||
+        64 * p.v_blocks != p.head_dim || flash_shared(p.head_dim) + 2048 > device.shared_bytes) {
         return false;
     }
     p.unit = 1;
-    p.tile = flash_tile;
+    p.tile = flash_slots(p.head_dim);
     p.least_tiles = least_part_tiles;
     const int blocks = p.n_kv * ((rows + flash_rows - 1) / flash_rows);
     p.n_split = parts_of(blocks, device.n_multiprocessors,
