@@ -141,12 +141,12 @@ def _frontier(axis: Any, found: Frontier) -> None:
 
 def _label(line: Line, found: Frontier) -> str:
     us = line.own.us
-    return line.name if us is None else f"{line.name}: {us[found.depths.index(LABELLED)]:.1f} us"
+    return line.name if us is None else f"{line.name}: {us[found.depths.index(LABELLED)]:.1f} µs"
 
 
 def _title(found: Frontier) -> str:
     """The legend's title: what its times are, and the time of full f16 rows."""
     if found.full_us is None or all(line.own.us is None for line in found.lines):
         return "KV heads that share a latent"
-    full = f"full f16 {found.full_us[found.depths.index(LABELLED)]:.1f} us"
-    return f"KV heads that share a latent: us a layer\nat {LABELLED} tokens, {found.gpu}\n({full})"
+    full = f"full f16 {found.full_us[found.depths.index(LABELLED)]:.1f} µs"
+    return f"KV heads that share a latent: µs a layer\nat {LABELLED} tokens, {found.gpu}\n({full})"

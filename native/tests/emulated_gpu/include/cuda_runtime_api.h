@@ -134,25 +134,25 @@ enum cudaDeviceAttr {
     cudaDevAttrComputeCapabilityMajor,
 };
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
-    *value = attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? static_cast<int>(emulated::most_shared)
-             : attribute == cudaDevAttrMultiProcessorCount        ? emulated::n_multiprocessors
+    *value = attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? static_cast<int>(emulated::shared_bytes())
+             : attribute == cudaDevAttrMultiProcessorCount        ? emulated::n_multiprocessors()
                                                                   : 9;
     return cudaSuccess;
 }
 
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 template <class Kernel>
-cudaError_t cudaFuncSetAttribute(Kernel, cudaFuncAttribute, int) {
-    return cudaSuccess;
+cudaError_t cudaFuncSetAttribute(Kernel, cudaFuncAttribute, int bytes) {
+    return bytes <= static_cast<int>(emulated::shared_bytes()) ? cudaSuccess : cudaErrorInvalidValue;
 }
 struct cudaFuncAttributes {
     size_t sharedSizeBytes = 0;
     int ptxVersion = 0;
 };
-// as compiled for compute capability 9.0
+// as compiled for the GPU's compute capability; shared memory is asked of a probe alone, which has some for 9.0
 template <class Kernel>
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* of, Kernel) {
-    *of = {1, 90};
+    *of = {emulated::hopper() ? size_t{1} : 0, emulated::capability()};
     return cudaSuccess;
 }
 

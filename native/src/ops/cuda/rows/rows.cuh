@@ -114,6 +114,8 @@ __device__ inline float value_at(const SegmentLayout& segment, const uint8_t* ro
     return 0.0f;
 }
 
+__device__ inline float as_float(float x) { return x; }
+__device__ inline float as_float(__half x) { return __half2float(x); }
 __device__ inline void put_value(float* to, float x) { *to = x; }
 __device__ inline void put_value(__half* to, float x) { *to = __float2half_rn(x); }
 

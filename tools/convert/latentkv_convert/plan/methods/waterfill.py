@@ -85,10 +85,11 @@ def add_arguments(parser: Any) -> None:
     arguments.add_group(parser, AUTO, values, "--group-v")
     parser.add_argument(
         "--gpu-times",
-        type=Path,
+        type=_times,
         default=None,
         metavar="FILE",
-        help="decoding times of your GPU, from bench/attention_times.py (default: those of an H100)",
+        help="decoding times of the GPU that the file is for, from bench/attention_times.py, or "
+        f"{' or '.join(gpu_file.SHIPPED)} (default: auto, for the GPU of this machine, or an H100)",
     )
     parser.add_argument(
         "--scales",
@@ -119,6 +120,11 @@ def _budget(text: str) -> KvBudget:
         return parse(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error).partition(" expected ")[2]) from None
+
+
+def _times(text: str) -> Path | None:
+    """argparse type: `auto`, a name of SHIPPED or a file."""
+    return None if text == "auto" else Path(text)
 
 
 def create(options: Mapping[str, Any], spec: ModelSpec) -> Waterfill:

@@ -128,8 +128,8 @@ __global__ void __launch_bounds__(expand_threads, 2)
         for (int i = warp; i < expand_slots * side.heads; i += expand_threads / 32) {
             const int s = i % expand_slots;
             const int h = i / expand_slots;
-            finish_key<most_expanded_head>(p, head0 + h, positions[s],
-                                           reinterpret_cast<__half*>(shared + s * factor_pitch) + h * p.head_dim, lane);
+            auto* const key = reinterpret_cast<__half*>(shared + s * factor_pitch) + h * p.head_dim;
+            finish_key<most_expanded_head>(p, head0 + h, positions[s], key, key, lane);
         }
         __syncthreads();
     }

@@ -115,13 +115,6 @@ size_t keys_floats(const Plan& a) {
 // A long kernel: what the real one waits for is little of it.
 std::optional<Plan> no_warm_up(const Plan&) { return std::nullopt; }
 
-// Several chunks of the context: one of fewer slots a part.
-void shrink_rows(Plan& plan, int, int stages) {
-    auto own = plan.as<ExpandPlan>();
-    own.prefill.stages = std::min(stages, own.prefill.stages);
-    plan.keep(own);
-}
-
 }  // namespace
 
 namespace kernels {
@@ -131,8 +124,7 @@ extern const Kernel expand{.name = "expand",
                            .takes_blocks = true,
                            .finish = attend_expanded,
                            .sums_floats = rows_floats,
-                           .warm_up = no_warm_up,
-                           .shrink = shrink_rows};
+                           .warm_up = no_warm_up};
 extern const Kernel expand_keys{.name = "expand keys",
                                 .takes = take_keys,
                                 .launch = launch_expanded_keys,

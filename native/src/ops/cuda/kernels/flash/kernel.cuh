@@ -18,7 +18,7 @@ template <int D>
 __global__ void __launch_bounds__(n_threads, 1) flash_kernel(const __grid_constant__ FlashArgs p) {
     using Block = FlashBlock<D>;
     extern __shared__ __align__(128) uint8_t shared[];
-    __shared__ FlashSight sight;
+    __shared__ Sight sight;
     __shared__ FlashRegion regions[max_regions];
     const WorkItem item(p, blockIdx.x);
     let_next_start();
@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(n_threads, 1) flash_kernel(const __grid_consta
     const int first_row = static_cast<int>(gridDim.y - 1 - blockIdx.y) * flash_rows;
     Block block{p, item, parts, shared, sight, regions, first_row, split};
     block.set_up();
-    FlashRows rows;
+    typename Block::Rows rows;
     typename Block::Queries q;
     typename Block::Sums acc = {};
     FlashState state;
