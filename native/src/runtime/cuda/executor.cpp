@@ -235,9 +235,10 @@ void CudaGpu::prepare(const Graph& graph) {
     const cuda::PartBytes parts = (lazy ? exact_->attention : attention_).prepare(graph, main_.stream());
     masses_.prepare(graph, main_.stream());
     // a prefill graph runs once or twice, and its launches hide behind its work
-    recordable_ = !lazy && !graph.attention.empty() && n_tokens_of(graph) <= small_batch && !one_waits;
-    branches_ = recordable_ ? find_branches(graph.nodes) : std::vector<Branches>{};
-    products_.prepare(graph, recordable_);
+    recordable_ = !lazy && !graph.attention.empty() && n_tokens_of(graph) <= recorded_batch && !one_waits;
+    const bool small = recordable_ && n_tokens_of(graph) <= small_batch;
+    branches_ = small ? find_branches(graph.nodes) : std::vector<Branches>{};
+    products_.prepare(graph, small);
     if (!branches_.empty()) warm_up_.prepare(graph, parts);
 }
 
