@@ -136,7 +136,7 @@ enum cudaDeviceAttr {
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
     *value = attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? static_cast<int>(emulated::shared_bytes())
              : attribute == cudaDevAttrMultiProcessorCount        ? emulated::n_multiprocessors()
-                                                                  : 9;
+                                                                  : emulated::capability() / 10;
     return cudaSuccess;
 }
 
