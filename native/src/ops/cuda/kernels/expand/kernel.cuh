@@ -122,8 +122,7 @@ __global__ void __launch_bounds__(expand_threads, 2)
         const int s = to.in_tiles != 0 ? i % expand_slots : small_quotient(i, side.heads * pieces);
         const int piece = to.in_tiles != 0 ? i / expand_slots : i - s * side.heads * pieces;
         const int head = small_quotient(piece, pieces);
-        *reinterpret_cast<uint4*>(
-            to.at(p, is_k, slot0 + s, head0 + head, column0 / 8 + piece - head * pieces)) =
+        *reinterpret_cast<uint4*>(to.at(p, is_k, slot0 + s, head0 + head, column0 / 8 + piece - head * pieces)) =
             *reinterpret_cast<const uint4*>(shared + s * factor_pitch + 16 * piece);
     }
 }

@@ -95,8 +95,8 @@ __global__ void __launch_bounds__(resident_threads, 1)
                 const int piece = 4 * j + again % 4;
                 const int head = small_quotient(piece, pieces);
                 if (head >= side.heads) continue;
-                uint8_t* const at = to.at(p, is_k, index + again / 4 + 8 * i, head0 + head,
-                                          column0 / 8 + piece - head * pieces);
+                uint8_t* const at =
+                    to.at(p, is_k, index + again / 4 + 8 * i, head0 + head, column0 / 8 + piece - head * pieces);
                 *reinterpret_cast<uint4*>(at) = make_uint4(x[0], x[1], x[2], x[3]);
             }
         }

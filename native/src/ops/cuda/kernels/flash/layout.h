@@ -32,10 +32,12 @@ struct FlashTiles {
     int64_t head;  // bytes from head to head
     int64_t tile;
 
-    int slots;     // of a tile
+    int slots;  // of a tile
 
     LKV_HD explicit constexpr FlashTiles(const Problem& p)
-        : head(int64_t{2} * flash_slots(p.head_dim) * p.head_dim), tile(p.n_kv * head), slots(flash_slots(p.head_dim)) {}
+        : head(int64_t{2} * flash_slots(p.head_dim) * p.head_dim),
+          tile(p.n_kv * head),
+          slots(flash_slots(p.head_dim)) {}
     // Eight channels of a slot.
     LKV_HD constexpr int64_t at(int slot, int kv_head, int piece) const {
         return slot / slots * tile + kv_head * head + (piece * slots + slot % slots) * 16;
