@@ -425,21 +425,64 @@ void wide() {
     }
 }
 
+// Rows of a group that the MLA kernel reads, f16 windows beside them.
+struct MlaRows {
+    using Row = std::vector<lkv::SegmentSpec>;
+    const char* name;
+    int n_kv, rep, group;
+    Row k, v;
+    int n_past = 300, n_tokens = 1, n_seq = 1;
+    bool windows = true, permute = false;
+    int n_split = 0, window = 0;
+    bool alibi = false;
+};
+
+void compare_mla(const std::vector<MlaRows>& cases, unsigned seed) {
+    using enum Format;
+    using Row = MlaRows::Row;
+    for (const MlaRows& of : cases) {
+        AttnShape s;
+        s.name = std::string("mla, ") + of.name;
+        s.head_dim = 64;
+        s.n_kv = of.n_kv;
+        s.rep = of.rep;
+        s.k_group = s.v_group = of.group;
+        const auto width = [](const Row& row) {
+            int n = 0;
+            for (const lkv::SegmentSpec& segment : row) n += segment.width;
+            return n;
+        };
+        s.k_ranks.assign(static_cast<size_t>(of.n_kv / of.group), width(of.k));
+        s.v_ranks.assign(static_cast<size_t>(of.n_kv / of.group), width(of.v));
+        s.v_latent = true;
+        s.k_segments = of.k;
+        s.v_segments = of.v;
+        s.k_formats = s.v_formats = of.windows ? std::vector{f16, f16, q4} : std::vector{f16};
+        s.uniform = true;
+        s.n_past = of.n_past;
+        s.n_tokens = of.n_tokens;
+        s.n_seq = of.n_seq;
+        s.permute = of.permute;
+        s.window = of.window;
+        s.alibi = of.alibi;
+        s.seed = seed++;
+        const AttnCase c(s);
+        DeviceCase device(c.params);
+        CHECK_MSG(kernel_of(device) == "mla", s.name + ": planned for " + kernel_of(device));
+        if (of.n_split != 0) device.args.n_split = of.n_split;
+        const std::vector<float> got = device.run();
+        const double error = relative_error(got, c.oracle());
+        CHECK_MSG(error <= rounded_tolerance, s.name + ": relative error " + std::to_string(error));
+        CHECK_MSG(relative_error(got, c.oracle(Perturb::score)) > rounded_tolerance,
+                  s.name + ": scores 1 % off go unseen");
+    }
+}
+
 // Default plans: K and V in runs of 8, 4, 2 and 1 bits, f16 windows beside them. Every width alone, segments that end within a warp's
 // share, groups of several heads, more rows than a thread block has, holes, several sequences, parts of one tile and of many.
 void mla() {
     using enum Format;
-    using Row = std::vector<lkv::SegmentSpec>;
-    struct Plan {
-        const char* name;
-        int n_kv, rep, group;
-        Row k, v;
-        int n_past = 300, n_tokens = 1, n_seq = 1;
-        bool windows = true, permute = false;
-        int n_split = 0, window = 0;
-        bool alibi = false;
-    };
-    const Plan plans[] = {
+    const std::vector<MlaRows> cases = {
         {"8 bits", 2, 6, 2, {{q8, 64}}, {{q8, 128}}},
         {"4 bits", 2, 6, 2, {{q4, 64}}, {{q4, 128}}},
         {"2 bits", 2, 6, 2, {{q2, 64}}, {{q2, 128}}},
@@ -488,43 +531,35 @@ void mla() {
          false,
          2},
     };
-    unsigned seed = 900;
-    for (const Plan& of : plans) {
-        AttnShape s;
-        s.name = std::string("mla, ") + of.name;
-        s.head_dim = 64;
-        s.n_kv = of.n_kv;
-        s.rep = of.rep;
-        s.k_group = s.v_group = of.group;
-        const auto width = [](const Row& row) {
-            int n = 0;
-            for (const lkv::SegmentSpec& segment : row) n += segment.width;
-            return n;
-        };
-        s.k_ranks.assign(static_cast<size_t>(of.n_kv / of.group), width(of.k));
-        s.v_ranks.assign(static_cast<size_t>(of.n_kv / of.group), width(of.v));
-        s.v_latent = true;
-        s.k_segments = of.k;
-        s.v_segments = of.v;
-        s.k_formats = s.v_formats = of.windows ? std::vector{f16, f16, q4} : std::vector{f16};
-        s.uniform = true;
-        s.n_past = of.n_past;
-        s.n_tokens = of.n_tokens;
-        s.n_seq = of.n_seq;
-        s.permute = of.permute;
-        s.window = of.window;
-        s.alibi = of.alibi;
-        s.seed = seed++;
-        const AttnCase c(s);
-        DeviceCase device(c.params);
-        CHECK_MSG(kernel_of(device) == "mla", s.name + ": planned for " + kernel_of(device));
-        if (of.n_split != 0) device.args.n_split = of.n_split;
-        const std::vector<float> got = device.run();
-        const double error = relative_error(got, c.oracle());
-        CHECK_MSG(error <= rounded_tolerance, s.name + ": relative error " + std::to_string(error));
-        CHECK_MSG(relative_error(got, c.oracle(Perturb::score)) > rounded_tolerance,
-                  s.name + ": scores 1 % off go unseen");
-    }
+    compare_mla(cases, 900);
+}
+
+// The same of rows whose groups have scales: every width in runs of one unit and of several, in K and in V.
+void mla_scales() {
+    using enum Format;
+    const std::vector<MlaRows> cases = {
+        {"six widths",
+         4,
+         4,
+         4,
+         {{n8, 32}, {n6, 32}, {n4, 64}, {n3, 64}, {n2, 32}, {n1, 96}},
+         {{n8, 32}, {n6, 32}, {n4, 64}, {n3, 32}, {n2, 96}, {n1, 64}},
+         310},
+        {"two units a warp, two sequences with holes, two groups",
+         4,
+         2,
+         2,
+         {{n6, 64}, {n3, 96}},
+         {{n8, 96}, {n6, 96}, {n4, 96}, {n3, 160}, {n2, 96}, {n1, 64}},
+         130,
+         2,
+         2,
+         true,
+         true,
+         2,
+         90},
+    };
+    compare_mla(cases, 950);
 }
 
 // Tokens of several sequences, each of which reads the steps that hold its own: few and many sequences, slots in any order, shared ones,
@@ -1696,6 +1731,7 @@ int main(int argc, char** argv) {
     run("beside", true, beside);
     run("late_parts", true, late_parts);
     run("mla", true, mla);
+    run("mla_scales", true, mla_scales);
     run("apart", true, apart);
     run("one_row", true, one_row);
     run("random_regions", true, [] { random_regions(1, 60); });
