@@ -138,6 +138,19 @@ __device__ inline void warpgroup_mma_columns(float (&d)[32], const uint32_t (&a)
 #endif
 }
 
+// The same for 32 columns.
+__device__ inline void warpgroup_mma_columns(float (&d)[16], const uint32_t (&a)[4], uint64_t b, bool add) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    asm volatile(
+        "{.reg .pred add; setp.ne.b32 add, %21, 0; "
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+        "{%16, %17, %18, %19}, %20, add, 1, 1, 0;}"
+        : LKV_SIXTEEN(0)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
+#endif
+}
+
 #undef LKV_HALF_NUMBERS
 #undef LKV_HALF_OPERANDS
 #undef LKV_NUMBERS
