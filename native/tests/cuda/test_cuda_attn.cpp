@@ -270,6 +270,7 @@ void samples() {
         {"direct", 2, 4, 1, 64, 64, true, Format::q8, 3, 40, 1, 0, 192},
         {"prefill", 2, 4, 1, 0, 0, false, Format::q4, 40, 40, 1, 0, 80},
         {"prefill", 2, 4, 2, 192, 128, false, Format::f16, 40, 40},
+        {"prefill", 8, 1, 8, 768, 832, false, Format::q4, 20, 60},
         {"expand keys", 4, 4, 4, 320, 384, true, Format::q4},
         {"expand keys", 8, 3, 8, 512, 320, true, Format::q8, 2, 300},
         {"expand keys", 2, 4, 2, 192, 128, true, Format::q2, 5, 500},
