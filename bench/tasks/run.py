@@ -133,9 +133,7 @@ class Run:
             if refused:
                 raise refused
 
-    def solve(
-        self, cache: Cache, left: list[Problem], solved: Solved, answers: Answers
-    ) -> Refused | None:
+    def solve(self, cache: Cache, left: list[Problem], solved: Solved, answers: Answers) -> Refused | None:
         """Asks for what is left until the time is over and adds it to `solved`; why a problem was refused.
         The row so far is written every few seconds."""
         parallel = scale(cache, min(self.args.parallel, len(self.task.problems)))
