@@ -1,6 +1,7 @@
 """What attention to the cache costs on a GPU, measured and fitted: the file that `convert --gpu-times` reads.
 
     python bench/attention_times.py gpu.json
+    python bench/gpu/consumer.py rtx4090 -- python bench/attention_times.py rtx4090.json --gpu "an RTX 4090"
 
 Random models of a small vocabulary, most of few layers, in the shapes of Llama-3.1-8B and Llama-2-7B: full
 f16 rows, and rows as the planner cuts them for groups of 8 to 1 KV heads at several budgets. A time is the
@@ -11,11 +12,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +28,7 @@ import numpy as np
 
 import record
 from gpu import cuda
-from inputs import random_model, random_rows
+from inputs import random_rows
 from inputs.random_rows import Side
 from inputs.random_shapes import SHAPES, Shape
 from latentkv import _core
@@ -33,32 +37,33 @@ from latentkv_convert.plan.times import gpu_file
 from latentkv_convert.plan.times.gpu_file import Measured, side_of
 
 N_VOCAB = 2048
+N_WRITERS = 4  # files that are made while others are measured
 FEW, MANY = 8, 32  # layers: what a step has once shows in their difference
 SHALLOW, DEEP = (4096, 16384), (4096, 16384, 65536)
 # Shape, share of f16, KV heads in a group, preference, depths, layers. None: full f16 rows. At one share all
 # formats grow and shrink together, so their costs are told apart by others.
 FILES: tuple[tuple[str, str | None, int, str, tuple[int, ...], int], ...] = (
     ("8b", None, 1, "", DEEP, FEW),
-    ("8b", "14", 8, "speed", DEEP, FEW),
     ("8b", "14", 4, "speed", DEEP, FEW),
-    ("8b", "14", 2, "speed", DEEP, FEW),
-    ("8b", "14", 1, "speed", SHALLOW, FEW),
-    ("8b", "28", 8, "speed", SHALLOW, FEW),
+    ("8b", "14", 8, "speed", DEEP, FEW),
     ("8b", "28", 4, "speed", SHALLOW, FEW),
-    ("8b", "28", 2, "speed", SHALLOW, FEW),
-    ("8b", "8.5", 8, "speed", SHALLOW, FEW),
-    ("8b", "8.5", 4, "speed", SHALLOW, FEW),
-    ("8b", "14", 8, "size", SHALLOW, FEW),
     ("8b", "14", 4, "size", SHALLOW, FEW),
     ("7b", None, 1, "", SHALLOW, FEW),
     ("7b", "14", 8, "speed", SHALLOW, FEW),
+    ("8b", "8.5", 4, "speed", SHALLOW, FEW),
+    ("8b", "14", 2, "speed", DEEP, FEW),
+    ("8b", "28", 8, "speed", SHALLOW, FEW),
+    ("8b", "8.5", 8, "speed", SHALLOW, FEW),
+    ("8b", "14", 8, "size", SHALLOW, FEW),
+    ("8b", "14", 4, "speed", DEEP, MANY),
+    ("8b", None, 1, "", DEEP, MANY),
+    ("8b", "14", 1, "speed", SHALLOW, FEW),
+    ("8b", "28", 2, "speed", SHALLOW, FEW),
     ("7b", "14", 4, "speed", SHALLOW, FEW),
     ("7b", "8.5", 8, "speed", SHALLOW, FEW),
     ("7b", "14", 8, "size", (4096,), FEW),
-    ("8b", None, 1, "", DEEP, MANY),
-    ("8b", "14", 4, "speed", DEEP, MANY),
-    ("7b", None, 1, "", SHALLOW, MANY),
     ("7b", "14", 8, "speed", SHALLOW, MANY),
+    ("7b", None, 1, "", SHALLOW, MANY),
 )
 ROUNDS, STEPS = 4, 24  # at a depth; fewer steps than the window holds: none reads a latent at depth 0
 SKIPPED = 3  # of a round: the first run builds the graph, the second records it
@@ -90,6 +95,15 @@ class Spec:
         return random_rows.planned(self.share, self.prefer, self.sizes(), self.group)
 
 
+def write(spec: Spec, path: Path) -> None:
+    """By a program that asks for no GPU, as on any card."""
+    program = Path(__file__).resolve().parent / "inputs" / "random_model.py"
+    cache = ["--plan", spec.share, "--group", str(spec.group), "--prefer", spec.prefer] if spec.share else []
+    sizes = ["--layers", str(spec.n_layer), "--vocab", str(N_VOCAB)]
+    command = [sys.executable, str(program), spec.shape, str(path), *cache, *sizes]
+    subprocess.run(command, check=True, env=os.environ | {"LD_PRELOAD": ""})
+
+
 def step_times(path: Path, full: bool, depths: tuple[int, ...], ubatch: int) -> Iterator[tuple[int, float]]:
     """(depth, microseconds of a step), from an empty cache on."""
     random = np.random.default_rng(1)
@@ -112,11 +126,9 @@ def step_times(path: Path, full: bool, depths: tuple[int, ...], ubatch: int) -> 
         yield depth, 1e6 * statistics.median(steps)
 
 
-def measured(spec: Spec, folder: Path, ubatch: int) -> Measured:
-    shape, sides, path = spec.sizes(), spec.sides(), folder / "model.gguf"
-    random_model.write(shape, path, sides, spec.name, 1)
+def measured(spec: Spec, path: Path, ubatch: int) -> Measured:
+    shape, sides = spec.sizes(), spec.sides()
     steps = dict(step_times(path, spec.share is None, spec.depths, ubatch))
-    path.unlink()
     us = {depth: (steps[depth] - steps[0]) / shape.n_layer for depth in spec.depths}
     layer = LayerPlan(*(side_of(shape.n_kv, side.path, side.group, side.segments) for side in sides))
     print(spec.name, {depth: round(each, 1) for depth, each in us.items()}, file=sys.stderr, flush=True)
@@ -126,23 +138,45 @@ def measured(spec: Spec, folder: Path, ubatch: int) -> Measured:
     )  # fmt: skip
 
 
+def measure_all(folder: Path, ubatch: int) -> Iterator[list[Measured]]:
+    """What is measured, after every file."""
+    found: list[Measured] = []
+    with ThreadPoolExecutor(N_WRITERS) as writers:
+        specs = [(Spec(*each), folder / f"{n}.gguf") for n, each in enumerate(FILES)]
+        written = [writers.submit(write, *each) for each in specs[:N_WRITERS]]
+        for n, (spec, path) in enumerate(specs):
+            written[n].result()
+            if n + N_WRITERS < len(specs):
+                written.append(writers.submit(write, *specs[n + N_WRITERS]))
+            found.append(measured(spec, path, ubatch))
+            path.unlink()
+            yield found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("out", type=Path, metavar="FILE.json", help="file to write")
+    parser.add_argument(
+        "out", type=Path, metavar="FILE.json", help="file to write, anew after every measurement"
+    )
+    parser.add_argument("--gpu", help="its name (default: what the driver says)")
+    parser.add_argument(
+        "--capabilities", help="compute capabilities that convert takes this file for, such as 8.6,8.9"
+    )
     parser.add_argument(
         "--ubatch", type=int, default=512, help="of the tokens that fill a cache (default 512)"
     )
     args = parser.parse_args()
-    gpu = cuda.ask_gpu("name")
-    with tempfile.TemporaryDirectory() as folder:
-        files = [measured(Spec(*each), Path(folder), args.ubatch) for each in FILES]
+    gpu = args.gpu or cuda.ask_gpu("name")
     info: dict[str, Any] = _core.build_info()
     build = f"commit {record.commit()}, ggml {info['ggml']}, {info['compiler']}"
     command = f"python bench/attention_times.py {args.out.name}"
-    found = gpu_file.document(gpu, command, build, files)
-    args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    capabilities = args.capabilities.split(",") if args.capabilities else [cuda.ask_gpu("compute_cap")]
+    with tempfile.TemporaryDirectory() as folder:
+        for files in measure_all(Path(folder), args.ubatch):
+            found = gpu_file.document(gpu, capabilities, command, build, files)
+            args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(json.dumps({"coefficients": found["coefficients"], "fit": found["fit"]}, indent=1))
 
 

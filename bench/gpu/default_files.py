@@ -1,16 +1,18 @@
 """Whole-model speed on a GPU of files as `convert` writes them by default, beside full f16 rows.
 
     python bench/gpu/default_files.py 8b --plans 14 --prefer speed,size --save default-files-8b
+    python bench/gpu/default_files.py 8b --kv f16,q8_0,q4_0 --plans 28,14,8.5 --card rtx4090 --save 8b-rtx4090
 
 Files are random weights in the shape's size, with rows as the planner cuts them (random_model.py), all
 measured in one run. With --llama-bench llama.cpp measures the plain file too, with flash attention and the
-caches of --llama-kv.
+caches of --llama-kv. With --card every program runs as on that card, in kind (consumer.py).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -20,18 +22,21 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
 
 from gpu import cuda
+from gpu.consumer import CARDS
 from inputs import random_model, random_rows
 from inputs.random_rows import Side
 from inputs.random_shapes import SHAPES
-from latentkv import _core
 from record import RESULTS, Column, save
 
+HERE = Path(__file__).resolve().parent
+Rows = list[dict[str, Any]]
 
-def caches(args: argparse.Namespace) -> dict[str, tuple[Side, Side]]:
+
+def files(args: argparse.Namespace) -> dict[str, tuple[Side, Side]]:
     """The plain file's first, then one per plan and preference."""
     shape = SHAPES[args.shape]
-    sides = {"full f16": random_rows.sides_of("full/full", shape)}
-    for plan in args.plans.split(","):
+    sides = {"full": random_rows.sides_of("full/full", shape)}
+    for plan in filter(None, args.plans.split(",")):
         for prefer in args.prefer.split(","):
             for group in args.groups:
                 heads = f", groups of {group}" if len(args.groups) > 1 else ""
@@ -39,31 +44,65 @@ def caches(args: argparse.Namespace) -> dict[str, tuple[Side, Side]]:
     return sides
 
 
-def measure(path: Path, name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+class Runner:
+    """Runs programs, as on a card where one is asked for."""
+
+    def __init__(self, card: str | None, folder: Path) -> None:
+        self.reports: list[dict[str, Any]] = []
+        self._card, self._report = card, folder / "consumer.json"
+
+    def run(self, *command: str) -> str:
+        """What the program prints.
+
+        Raises:
+            subprocess.CalledProcessError: it failed.
+        """
+        prefix = []
+        if self._card:
+            prefix = [
+                sys.executable,
+                str(HERE / "consumer.py"),
+                self._card,
+                "--report",
+                str(self._report),
+                "--",
+            ]
+        out = subprocess.run([*prefix, *command], stdout=subprocess.PIPE, text=True, check=True).stdout
+        if self._card:
+            self.reports.append(json.loads(self._report.read_text()))
+            os.environ["CONSUMER_CHOICE"] = self.reports[0]["choice"]  # all alike
+        return out
+
+
+def measure(runner: Runner, path: Path, name: str, kv: str, args: argparse.Namespace) -> Rows:
     depths = args.size_depths if "size" in name else args.depths
-    model = _core.Model(str(path), n_gpu_layers=99)
-    kv = "f16" if name == "full f16" else ""
-    return cuda.measure(model, kv, [int(depth) for depth in depths.split(",")], args)
-
-
-def llama_bench(program: str, path: Path, kv: str, args: argparse.Namespace) -> list[dict[str, Any]]:
-    command = [program, "-m", str(path), "-ngl", "99", "-fa", "1", "-r", "3", "-o", "jsonl"]
-    command += ["-ctk", kv, "-ctv", kv]
-    decode = [*command, "-p", "0", "-n", "32", "-d", args.depths]
-    prefill = [*command, "-p", str(args.prefill), "-n", "0", "-d", str(args.prefill_depth)]
-    prefill += ["-ub", "512,2048"]  # the faster one counts
-    rows: list[dict[str, Any]] = []
-    for of, key in ((decode, "decode_tps"), (prefill, "prefill_tps")):
-        out = subprocess.run(of, capture_output=True, text=True, check=True).stdout
-        rows += [
-            {"depth": line["n_depth"], key: line["avg_ts"]} for line in map(json.loads, out.splitlines())
-        ]
+    found = path.with_suffix(".json")
+    sizes = {"decode": args.decode, "prefill": args.prefill, "prefill-depth": args.prefill_depth}
+    options = [
+        f"--{key}={value}" for key, value in {**sizes, "ubatch": args.ubatch, "depths": depths}.items()
+    ]
+    program = str(HERE / "cuda.py")
+    runner.run(sys.executable, program, str(path), f"--kv={kv}", *options, f"--json={found}")
+    rows: Rows = json.loads(found.read_text())["rows"]
     return rows
 
 
-def table(measured: dict[str, list[dict[str, Any]]], base: str, keys: list[str]) -> list[dict[str, Any]]:
+def llama_bench(runner: Runner, path: Path, kv: str, args: argparse.Namespace) -> Rows:
+    command = [args.llama_bench, "-m", str(path), "-ngl", "99", "-fa", "1", "-r", "1", "-o", "jsonl"]
+    command += ["-ctk", kv, "-ctv", kv]
+    decode = [*command, "-p", "0", "-n", "48", "-d", args.depths]
+    prefill = [*command, "-p", str(args.prefill), "-n", "0", "-d", str(args.prefill_depth)]
+    prefill += ["-ub", "512,2048"]  # the faster one counts
+    rows: Rows = []
+    for of, key in ((decode, "decode_tps"), (prefill, "prefill_tps")):
+        lines = [line for line in runner.run(*of).splitlines() if line.startswith("{")]
+        rows += [{"depth": line["n_depth"], key: line["avg_ts"]} for line in map(json.loads, lines)]
+    return rows
+
+
+def table(measured: dict[str, Rows], base: str, keys: list[str]) -> Rows:
     """One row a file: tokens/s by depth, and each as a share of the base file's; None: not measured."""
-    of_base = {row["depth"]: row["decode_tps"] for row in measured[base] if "decode_tps" in row}
+    of_base = {row["depth"]: row["decode_tps"] for row in measured.get(base, []) if "decode_tps" in row}
     rows = []
     for name, found in measured.items():
         row: dict[str, Any] = {**dict.fromkeys(keys), "file": name}
@@ -97,7 +136,8 @@ def parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("shape", choices=SHAPES)
-    parser.add_argument("--plans", default="14")
+    parser.add_argument("--kv", default="f16", help="row formats of the plain file, such as f16,q8_0")
+    parser.add_argument("--plans", default="14", help="shares of f16 (default: 14)")
     parser.add_argument("--prefer", default="speed,size", help=f"of {', '.join(random_rows.PREFER)}")
     parser.add_argument("--groups", help="KV heads that share a latent (default: those that convert takes)")
     parser.add_argument("--depths", default="0,4096,16384,65536")
@@ -108,32 +148,42 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--ubatch", type=int, default=0, help="0 (default): as sessions choose")
     parser.add_argument("--llama-bench", metavar="PATH")
     parser.add_argument("--llama-kv", default="f16", help="its cache types, such as f16,q8_0")
+    parser.add_argument("--card", choices=CARDS, help="measure as on this card, in kind")
     parser.add_argument("--save", metavar="NAME", help="bench/results/NAME.json")
     args = parser.parse_args()
     chosen = random_rows.chosen_group(args.shape)
     args.groups = [int(n) for n in args.groups.split(",")] if args.groups else [chosen]
-    args.sink = args.recent = -1  # as the file asks
     return args
+
+
+def write_table(measured: dict[str, Rows], runner: Runner, args: argparse.Namespace) -> Rows:
+    columns = columns_of(args)
+    rows = table(measured, "full f16", [column.key for column in columns])
+    if args.save:
+        gpu = cuda.ask_gpu("name")
+        where = f"{args.card} in kind, on {gpu}" if args.card else gpu
+        note = f"{where}, {SHAPES[args.shape].name} shape, tokens/s, batch 1."
+        command = "python bench/gpu/default_files.py " + " ".join(sys.argv[1:])
+        more = {"in_kind": runner.reports} if args.card else {}
+        save(RESULTS / f"{args.save}.json", command=command, columns=columns, rows=rows, note=note, **more)
+    return rows
 
 
 def main() -> None:
     args = parse()
-    measured: dict[str, list[dict[str, Any]]] = {}
-    for name, sides in caches(args).items():
-        with tempfile.TemporaryDirectory() as folder:  # one file at a time
-            path = Path(folder) / "model.gguf"
+    measured: dict[str, Rows] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        runner, path = Runner(args.card, Path(folder)), Path(folder) / "model.gguf"  # one file at a time
+        for name, sides in files(args).items():
             random_model.write(SHAPES[args.shape], path, sides, name, 1)
             print(f"wrote {name}", file=sys.stderr, flush=True)
-            if args.llama_bench and name == "full f16":
-                for kv in args.llama_kv.split(","):
-                    measured[f"llama.cpp {kv}"] = llama_bench(args.llama_bench, path, kv, args)
-            measured[name] = measure(path, name, args)
-    columns = columns_of(args)
-    rows = table(measured, "full f16", [column.key for column in columns])
-    if args.save:
-        note = f"{cuda.ask_gpu('name')}, {SHAPES[args.shape].name} shape, tokens/s, batch 1."
-        command = "python bench/gpu/default_files.py " + " ".join(sys.argv[1:])
-        save(RESULTS / f"{args.save}.json", command=command, columns=columns, rows=rows, note=note)
+            formats = {f"full {kv}": kv for kv in args.kv.split(",")} if name == "full" else {name: ""}
+            for of, kv in formats.items():
+                measured[of] = measure(runner, path, of, kv, args)
+                rows = write_table(measured, runner, args)
+            for kv in args.llama_kv.split(",") if args.llama_bench and name == "full" else ():
+                measured[f"llama.cpp {kv}"] = llama_bench(runner, path, kv, args)
+                rows = write_table(measured, runner, args)
     print(json.dumps(rows, indent=1))
 
 

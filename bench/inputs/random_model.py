@@ -253,11 +253,12 @@ def main() -> None:
     parser.add_argument("--group", type=int, help="KV heads that share a latent of --plan")
     parser.add_argument("--prefer", choices=PREFER, default="speed", help="K path of --plan")
     parser.add_argument("--layers", type=int, help="the first so many layers alone")
+    parser.add_argument("--vocab", type=int, help="so many tokens alone")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--exact", action="store_true", help="f32 weights, to compare implementations with")
     args = parser.parse_args()
     shape = SHAPES[args.shape]
-    shape = replace(shape, n_layer=args.layers or shape.n_layer)
+    shape = replace(shape, n_layer=args.layers or shape.n_layer, n_vocab=args.vocab or shape.n_vocab)
     group = args.group or chosen_group(args.shape)
     sides = planned(args.plan, args.prefer, shape, group) if args.plan else sides_of(args.cache, shape)
     name = f"default at {args.plan} %, {args.prefer}" if args.plan else args.cache

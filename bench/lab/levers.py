@@ -178,8 +178,8 @@ class Levers:
     def note_of_table(self) -> str:
         return (
             f"`{self.model.name}`, `--prefer speed`; mean KLD in nats per token against the uncompressed "
-            f"model, second halves of {self.args.windows} windows of {self.windows['held'].shape[1]} tokens of each "
-            f"text, which nothing was fitted to; products in f32. Seconds of the lever alone, on "
+            f"model, second halves of {self.args.windows} windows of {self.windows['held'].shape[1]} tokens "
+            f"of each text, which nothing was fitted to; products in f32. Seconds of the lever alone, on "
             f"{self.args.device}, and of decoding a layer by the planner's table."
         )
 

@@ -119,7 +119,7 @@ class Run:
     def run(self) -> None:
         done = {row["cache"] for row in self.rows if row["answered"] == row["asked"]}
         for cache in self.caches:
-            if cache.label in done:
+            if cache.label in done or (self.args.score and not cache.file.exists()):
                 continue
             cache.make(self.model, self.args.device)
             answers = Answers(self.folder / f"{cache.name.removesuffix('%')}.jsonl", cache.file)

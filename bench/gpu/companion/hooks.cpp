@@ -1,6 +1,6 @@
 // Loaded before a CUDA program (consumer.py), these functions stand before the CUDA runtime's: they report the card, refuse
-// what it has not, and put the program's streams on the multiprocessors that are left. The program must have code for the
-// card's compute capability, and link the CUDA runtime as a shared library.
+// what it has not, and let the companion's streams go first. The program must have code for the card's compute capability,
+// and link the CUDA runtime as a shared library.
 //
 // cuBLAS asks the driver and not the runtime: its kernels are those of the GPU that is here.
 #include <dlfcn.h>
@@ -64,7 +64,6 @@ const Runtime& real_runtime() {
         FIND(cudaDeviceGetAttribute);
         FIND(cudaFuncSetAttribute);
         FIND(cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags);
-        FIND(cudaStreamCreateWithFlags);
         FIND(cudaStreamCreateWithPriority);
 #undef FIND
         return found;
@@ -125,14 +124,11 @@ SHOWN cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* ker
                                                                   cudaOccupancyDefault);
 }
 
+// Behind the readers, whatever the program asks for.
 SHOWN cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
     start();
-    if (inside) return real_runtime().cudaStreamCreateWithPriority(stream, flags, priority);
-    return companion().program_stream(stream, priority);
+    int least = priority;
+    int most = 0;
+    if (!inside) cudaDeviceGetStreamPriorityRange(&least, &most);
+    return real_runtime().cudaStreamCreateWithPriority(stream, flags, least);
 }
-
-SHOWN cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
-    return cudaStreamCreateWithPriority(stream, cudaStreamNonBlocking, 0);
-}
-
-SHOWN cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithPriority(stream, cudaStreamNonBlocking, 0); }

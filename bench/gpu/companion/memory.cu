@@ -6,9 +6,9 @@ namespace consumer {
 
 namespace {
 
-constexpr int stage_bytes = 16 * 1024;
-constexpr int n_stages = 13;               // 208 KB in flight
-constexpr int block_shared = 227 * 1024;   // of 228 KB, and 1 KB is the system's: no other block fits
+constexpr int chunk_bytes = 16 * 1024;
+constexpr int n_stages = 13;                // 208 KB in flight
+constexpr int block_shared = 227 * 1024;    // of 228 KB, and 1 KB is the system's: no other block fits
 constexpr int64_t handed_over_ns = 20'000;  // before it ends, the next reading may start
 
 __device__ int64_t now_ns() {
@@ -19,70 +19,128 @@ __device__ int64_t now_ns() {
 
 __device__ uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
-// One thread a block asks for chunk after chunk, each when it is due: what memory cannot deliver in time is asked for later,
-// so that a program beside it gets no more than what is left.
-__global__ void __launch_bounds__(32) stream_memory(const char* buffer, size_t n_chunks, bool prefetch,
-                                                    double chunks_per_ns, int64_t ns, uint64_t first,
-                                                    unsigned long long* read) {
+// Chunk after chunk, each when it is due: what memory cannot deliver in time is asked for later, so that a program beside it
+// gets no more than what is left.
+class Schedule {
+public:
+    __device__ Schedule(double chunks_per_ns, int64_t ns) : rate_(chunks_per_ns), begin_(now_ns()), end_(begin_ + ns) {}
+
+    // Waits until the next chunk is due; false: time is up.
+    __device__ bool next() {
+        while (true) {
+            const int64_t now = now_ns();
+            if (now >= end_) return false;
+            if (!handed_over_ && now >= end_ - handed_over_ns) {
+                asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+                handed_over_ = true;
+            }
+            if (rate_ > 0.0) {
+                const auto due = static_cast<uint64_t>(static_cast<double>(now - begin_) * rate_);
+                if (asked_ + skipped_ >= due) continue;
+                if (due - asked_ - skipped_ > 8) skipped_ = due - asked_ - 8;
+            }
+            asked_++;
+            return true;
+        }
+    }
+    __device__ uint64_t asked() const { return asked_; }
+
+private:
+    double rate_;
+    int64_t begin_, end_;
+    bool handed_over_ = false;
+    uint64_t asked_ = 0;
+    uint64_t skipped_ = 0;  // chunks that were due and will not be asked for any more
+};
+
+struct Work {
+    char* buffer;
+    size_t bytes;
+    double chunks_per_ns;  // of a block that loads, of a warp that touches
+    int64_t ns;
+    uint64_t first;
+    unsigned long long* read;
+};
+
+__device__ uint64_t read_once() {
+    uint64_t policy;  // leaves L2 to the program
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+// One thread a block keeps n_stages bulk copies in flight.
+__global__ void __launch_bounds__(32) load_chunks(Work work) {
 #if __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) char stages[];
-    auto* arrived = reinterpret_cast<uint64_t*>(stages + n_stages * stage_bytes);
-    uint64_t once;  // leaves L2 to the program
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
+    auto* arrived = reinterpret_cast<uint64_t*>(stages + n_stages * chunk_bytes);
+    const uint64_t policy = read_once();
     for (int s = 0; s < n_stages; s++)
         asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(arrived + s)));
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    const auto ask = [&](int s, const char* from) {
-        if (prefetch) {
-            asm volatile("cp.async.bulk.prefetch.L2.global.L2::cache_hint [%0], %1, %2;" ::"l"(from), "r"(stage_bytes),
-                         "l"(once)
-                         : "memory");
-            return;
-        }
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(arrived + s)),
-                     "r"(stage_bytes)
-                     : "memory");
-        asm volatile(
-            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-                shared_address(stages + s * stage_bytes)),
-            "l"(from), "r"(stage_bytes), "r"(shared_address(arrived + s)), "l"(once)
-            : "memory");
-    };
-    const auto wait = [&](int s, uint32_t parity) {
-        uint32_t done = prefetch;
+    const auto wait = [&](uint64_t n) {
+        uint32_t done = 0;
         while (!done) {
             asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
                          : "=r"(done)
-                         : "r"(shared_address(arrived + s)), "r"(parity)
+                         : "r"(shared_address(arrived + n % n_stages)), "r"(static_cast<uint32_t>(n / n_stages) & 1)
                          : "memory");
         }
     };
-    const int64_t begin = now_ns();
-    const int64_t end = begin + ns;
-    bool handed_over = false;
-    uint64_t asked = 0;
-    uint64_t skipped = 0;  // chunks that were due and will not be asked for any more
-    while (true) {
-        const int64_t now = now_ns();
-        if (now >= end) break;
-        if (!handed_over && now >= end - handed_over_ns) {
-            asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-            handed_over = true;
-        }
-        if (chunks_per_ns > 0.0) {
-            const auto due = static_cast<uint64_t>(static_cast<double>(now - begin) * chunks_per_ns);
-            if (asked + skipped >= due) continue;
-            if (due - asked - skipped > 64) skipped = due - asked - 64;
-        }
-        const int s = static_cast<int>(asked % n_stages);
-        if (asked >= n_stages) wait(s, static_cast<uint32_t>(asked / n_stages - 1) & 1);
-        ask(s, buffer + (first + blockIdx.x + asked * gridDim.x) % n_chunks * stage_bytes);
-        asked++;
+    Schedule schedule(work.chunks_per_ns, work.ns);
+    while (schedule.next()) {
+        const uint64_t n = schedule.asked() - 1;
+        if (n >= n_stages) wait(n - n_stages);
+        const uint32_t barrier = shared_address(arrived + n % n_stages);
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(chunk_bytes) : "memory");
+        asm volatile(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+                shared_address(stages + n % n_stages * chunk_bytes)),
+            "l"(work.buffer + ((work.first + n * gridDim.x + blockIdx.x) * chunk_bytes & (work.bytes - 1))),
+            "r"(chunk_bytes), "r"(barrier), "l"(policy)
+            : "memory");
     }
-    for (uint64_t n = asked < n_stages ? 0 : asked - n_stages; n < asked; n++)
-        wait(static_cast<int>(n % n_stages), static_cast<uint32_t>(n / n_stages) & 1);
-    atomicAdd(read, static_cast<unsigned long long>(asked * stage_bytes));
+    const uint64_t asked = schedule.asked();
+    for (uint64_t n = asked < n_stages ? 0 : asked - n_stages; n < asked; n++) wait(n);
+    atomicAdd(work.read, static_cast<unsigned long long>(asked * chunk_bytes));
 #endif
+}
+
+template <Way way>
+constexpr int at_once = way == Way::sparse ? 4 * chunk_bytes : chunk_bytes;  // bytes
+
+// Every warp takes chunks of its own: 32 threads touch a word in every `stride` bytes.
+template <Way way>
+__global__ void __launch_bounds__(1024) touch_chunks(Work work, uint32_t never) {
+    constexpr int stride = way == Way::add ? 64 : 128;
+    constexpr int n_words = at_once<way> / stride / 32;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const uint64_t policy = read_once();
+    const uint64_t warp = (uint64_t{blockIdx.x} * blockDim.x + threadIdx.x) / 32;
+    const uint64_t n_warps = uint64_t{gridDim.x} * blockDim.x / 32;
+    uint32_t sum = 0;
+    Schedule schedule(work.chunks_per_ns, work.ns);
+    uint64_t asked = 0;
+    while (__shfl_sync(~0u, lane == 0 && schedule.next(), 0)) {
+        const uint64_t from = (work.first + asked++ * n_warps + warp) * at_once<way>;
+        const char* const chunk = work.buffer + (from & (work.bytes - 1));
+        uint32_t words[n_words];
+        for (int i = 0; i < n_words; i++) {
+            const char* const at = chunk + (i * 32 + lane) * stride;
+            if (way == Way::add) {
+                asm volatile("red.relaxed.gpu.global.add.L2::cache_hint.u32 [%0], %1, %2;" ::"l"(at), "r"(1), "l"(policy)
+                             : "memory");
+            } else {
+                asm volatile("ld.global.L1::no_allocate.L2::cache_hint.L2::128B.b32 %0, [%1], %2;"
+                             : "=r"(words[i])
+                             : "l"(at), "l"(policy));
+            }
+        }
+        if (way == Way::sparse) {
+            for (int i = 0; i < n_words; i++) sum ^= words[i];
+        }
+    }
+    if (sum == never) work.buffer[0] = 1;  // loads are not left out
+    if (lane == 0) atomicAdd(work.read, static_cast<unsigned long long>(asked * at_once<way>));
 }
 
 __global__ void copy(const uint4* from, uint4* to, size_t n) {
@@ -107,31 +165,52 @@ __global__ void visit(unsigned* seen) {
     }
 }
 
-}  // namespace
-
-cudaError_t prepare() {
-    return cudaFuncSetAttribute(stream_memory, cudaFuncAttributeMaxDynamicSharedMemorySize, block_shared);
-}
-
-cudaError_t read_memory(const Reading& reading, cudaStream_t stream) {
+template <class... Params, class... Args>
+cudaError_t start(void (*kernel)(Params...), int blocks, int threads, cudaStream_t stream, const Args&... args) {
     cudaLaunchAttribute early{};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(reading.blocks));
-    config.blockDim = dim3(1);
+    config.gridDim = dim3(static_cast<unsigned>(blocks));
+    config.blockDim = dim3(static_cast<unsigned>(threads));
     config.dynamicSmemBytes = block_shared;
     config.stream = stream;
     config.attrs = &early;
     config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, stream_memory, reading.buffer, reading.bytes / stage_bytes,
-                              reading.way == Way::prefetch,
-                              reading.bytes_per_second / reading.blocks / stage_bytes * 1e-9, reading.ns, reading.first,
-                              reading.read);
+    return cudaLaunchKernelEx(&config, kernel, args...);
 }
 
-cudaError_t copy_memory(const void* from, void* to, size_t n, cudaStream_t stream) {
-    copy<<<2048, 512, 0, stream>>>(static_cast<const uint4*>(from), static_cast<uint4*>(to), n / sizeof(uint4));
+}  // namespace
+
+const char* name_of(Way way) { return way == Way::add ? "add" : way == Way::sparse ? "sparse" : "load"; }
+
+cudaError_t prepare() {
+    cudaError_t error = cudaSuccess;
+    const auto fill = [&](auto* kernel) {
+        if (error != cudaSuccess) return;
+        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, block_shared);
+    };
+    fill(load_chunks);
+    fill(touch_chunks<Way::add>);
+    fill(touch_chunks<Way::sparse>);
+    return error;
+}
+
+cudaError_t read_memory(const Reading& reading, cudaStream_t stream) {
+    const bool load = reading.way == Way::load;
+    const int threads = load ? 1 : 1024;
+    const double askers = reading.blocks * (load ? 1.0 : threads / 32.0);
+    const int bytes = reading.way == Way::sparse ? at_once<Way::sparse> : chunk_bytes;
+    const Work work{reading.buffer, reading.bytes, reading.bytes_per_second / askers / bytes * 1e-9,
+                    reading.ns,     reading.first, reading.read};
+    if (load) return start(load_chunks, reading.blocks, threads, stream, work);
+    auto* const kernel = reading.way == Way::add ? touch_chunks<Way::add> : touch_chunks<Way::sparse>;
+    return start(kernel, reading.blocks, threads, stream, work, 0x5eed0123u);
+}
+
+cudaError_t copy_memory(const void* from, void* to, size_t n, int light, cudaStream_t stream) {
+    copy<<<light ? light : 2048, light ? 256 : 512, 0, stream>>>(static_cast<const uint4*>(from),
+                                                                static_cast<uint4*>(to), n / sizeof(uint4));
     return cudaGetLastError();
 }
 

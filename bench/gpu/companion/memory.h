@@ -8,28 +8,32 @@
 
 namespace consumer {
 
+// How readers keep memory busy. Between programs it goes by what each has in flight, so few multiprocessors must ask for much.
 enum class Way {
-    prefetch,  // into L2 alone: no multiprocessor takes the bytes, so a few of them ask for all that memory has
-    load,      // into shared memory
+    add,     // adds to a word in every 64 bytes, waiting for nothing: memory reads and writes 64 bytes for each
+    sparse,  // loads a word in every 128 bytes, all of which L2 fetches
+    load,    // loads whole chunks into shared memory
 };
+constexpr Way ways[] = {Way::add, Way::sparse, Way::load};
+const char* name_of(Way way);
 
 // Blocks that each fill a multiprocessor's shared memory, and so keep everything else away from it, read `buffer`.
 struct Reading {
-    const char* buffer;
-    size_t bytes;
+    char* buffer;
+    size_t bytes;  // a power of two
     int blocks;
     Way way;
     double bytes_per_second;   // of all blocks together; 0: as many as they can
     int64_t ns;                // how long
     uint64_t first;            // chunk to begin with
-    unsigned long long* read;  // bytes read are added here
+    unsigned long long* read;  // bytes asked for are added here
 };
 
 cudaError_t prepare();
 cudaError_t read_memory(const Reading& reading, cudaStream_t stream);
 
-// Copies n bytes, a multiple of 16.
-cudaError_t copy_memory(const void* from, void* to, size_t n, cudaStream_t stream);
+// Copies n bytes, a multiple of 16. light: by a block a multiprocessor, as a program that has less in flight.
+cudaError_t copy_memory(const void* from, void* to, size_t n, int light, cudaStream_t stream);
 
 // Small thread blocks, which wait for a while, count in seen[%smid] where they ran.
 cudaError_t visit_multiprocessors(unsigned* seen, int blocks, cudaStream_t stream);

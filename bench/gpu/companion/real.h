@@ -10,7 +10,6 @@ struct Runtime {
     decltype(&::cudaDeviceGetAttribute) cudaDeviceGetAttribute;
     decltype(&::cudaFuncSetAttribute) cudaFuncSetAttribute;
     decltype(&::cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags) cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags;
-    decltype(&::cudaStreamCreateWithFlags) cudaStreamCreateWithFlags;
     decltype(&::cudaStreamCreateWithPriority) cudaStreamCreateWithPriority;
 };
 

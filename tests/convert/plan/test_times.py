@@ -96,10 +96,11 @@ def test_a_fit_finds_the_coefficients_that_made_the_times() -> None:
     assert found.median <= found.worst
 
 
-def test_the_shipped_times_are_the_fit_of_the_points_beside_them() -> None:
-    content = json.loads(gpu_file.DEFAULT.read_text(encoding="utf-8"))
+@pytest.mark.parametrize("name", gpu_file.SHIPPED)
+def test_the_shipped_times_are_the_fit_of_the_points_beside_them(name: str) -> None:
+    content = json.loads(gpu_file.SHIPPED[name].read_text(encoding="utf-8"))
     files = [Measured.of(entry) for entry in content["measured"]]
-    times = gpu_file.load(None)
+    times = gpu_file.load(Path(name))
     errors = []
     for each in files:
         counted = features.of(each, each.layer)
@@ -110,9 +111,25 @@ def test_the_shipped_times_are_the_fit_of_the_points_beside_them() -> None:
     assert max(errors) == pytest.approx(content["fit"]["worst_relative_error"], abs=2e-3)
     assert np.median(errors) < 0.1
     assert np.mean(np.array(errors) < 0.25) > 0.9
-    again = gpu_file.document(content["gpu"], content["command"], content["build"], files)
+    names = (content[key] for key in ("gpu", "capabilities", "command", "build"))
+    again = gpu_file.document(*names, files)
     for name, entry in content["coefficients"].items():
         assert again["coefficients"][name]["value"] == pytest.approx(entry["value"], rel=0.05, abs=0.02)
+
+
+def test_times_are_those_of_the_gpu_that_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    def name_for(capability: str | None) -> str:
+        monkeypatch.setattr(gpu_file, "here", lambda: capability)
+        return gpu_file.load(None).gpu
+
+    assert "H100" in name_for("9.0")
+    assert name_for(None) == name_for("6.1") == gpu_file.load(Path(gpu_file.DEFAULT.stem)).gpu
+    named = [
+        capability
+        for path in gpu_file.SHIPPED.values()
+        for capability in json.loads(path.read_text(encoding="utf-8"))["capabilities"]
+    ]
+    assert len(set(named)) == len(named)
 
 
 def test_work_is_counted_in_thread_blocks() -> None:

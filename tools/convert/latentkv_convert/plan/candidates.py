@@ -118,7 +118,7 @@ def candidates(
 def places(candidate: Candidate, shape: Shape, spec: ModelSpec) -> dict[tuple[int, str], range]:
     """Where the groups of a layer and side are among the candidate's tables."""
     found, begin = {}, 0
-    for layer in spec.attention_layers:
+    for layer in spec.row_layers:
         for side in SIDES:
             is_made = side == "k" and shape.has_one_row(spec, layer)
             n = 0 if is_made else spec.at(layer).n_kv // candidate.group(spec, layer, side)

@@ -75,7 +75,7 @@ def pulls(work: Work, shape: Shape, candidate: Candidate, windows: NDArray[np.in
     plan = _whole(work.spec, shape, candidate)
     rows = {
         (layer, side): Dropped(work, plan.layers[layer].side(side), layer, side)
-        for layer in work.spec.attention_layers
+        for layer in work.spec.row_layers
         for side in SIDES
     }
     found: dict[tuple[int, str], list[F64]] = {key: [] for key in rows}
@@ -102,7 +102,7 @@ def _whole(spec: ModelSpec, shape: Shape, candidate: Candidate) -> Plan:
         return shape.side(name, group, ((group * own.head_dim,),) * (own.n_kv // group))
 
     layers = (
-        LayerPlan(side(layer, "k"), side(layer, "v")) if spec.attends(layer) else LayerPlan(FULL, FULL)
+        LayerPlan(side(layer, "k"), side(layer, "v")) if spec.makes_rows(layer) else LayerPlan(FULL, FULL)
         for layer in range(spec.n_layer)
     )
     return replace(shape.regions("f16"), layers=tuple(layers))

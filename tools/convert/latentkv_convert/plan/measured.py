@@ -78,7 +78,7 @@ class ScaledErrors(Replaced):
 def shares(work: Work, plan: Plan, windows: NDArray[np.int64]) -> Shares:
     """Of the loss on windows [n, window], at positions up to the served context."""
     rows = {}
-    for index in work.spec.attention_layers:
+    for index in work.spec.row_layers:
         for side in SIDES:
             chosen = plan.layers[index].side(side)
             if chosen.formats is not None and chosen.path not in ("full", "value"):

@@ -123,7 +123,7 @@ class Waterfill:
         budget = terms.count.budget
         room, is_enough, refused = max(terms.count.rooms(budget).values()), False, None
         own = partial(priced, work, self.shape, terms.count)
-        for candidate in candidates(own, self.groupings, work.spec.attention_layers, work.device):
+        for candidate in candidates(own, self.groupings, work.spec.row_layers, work.device):
             if least(candidate.tables) > room:
                 refused = refused or candidate
                 continue

@@ -85,10 +85,11 @@ def add_arguments(parser: Any) -> None:
     arguments.add_group(parser, AUTO, values, "--group-v")
     parser.add_argument(
         "--gpu-times",
-        type=Path,
+        type=_times,
         default=None,
         metavar="FILE",
-        help="decoding times of your GPU, from bench/attention_times.py (default: those of an H100)",
+        help="decoding times of the GPU that the file is for, from bench/attention_times.py, or "
+        f"{' or '.join(gpu_file.SHIPPED)} (default: auto, for the GPU of this machine, or an H100)",
     )
     parser.add_argument(
         "--scales",
@@ -121,6 +122,11 @@ def _budget(text: str) -> KvBudget:
         raise argparse.ArgumentTypeError(str(error).partition(" expected ")[2]) from None
 
 
+def _times(text: str) -> Path | None:
+    """argparse type: `auto`, a name of SHIPPED or a file."""
+    return None if text == "auto" else Path(text)
+
+
 def create(options: Mapping[str, Any], spec: ModelSpec) -> Waterfill:
     """Raises:
     ConvertError: a group, context or budget that does not fit the model, or no file of times.
@@ -147,7 +153,8 @@ def create(options: Mapping[str, Any], spec: ModelSpec) -> Waterfill:
         )
     widths = ROW_WIDTHS if one_scale else SEGMENT_WIDTHS
     if spec.mla is not None and one_scale:
-        raise ConvertError("--scales row", "none for MLA, whose rows are keys and values in one", "one")
+        wanted = "segment for MLA: no factor could give turned channels the spread of others"
+        raise ConvertError("--scales", wanted, "row")
     if options["polish"] and (options["master"] or spec.mla is not None):
         option = "--master, whose factors serve many plans" if options["master"] else "MLA"
         raise ConvertError("--polish", "0", f"{options['polish']} with {option}")

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,8 @@ from . import features
 from .features import UNITS, Times
 from .fit import fit
 
-DEFAULT = Path(__file__).parent / "h100.json"
+SHIPPED = {path.stem: path for path in sorted(Path(__file__).parent.glob("*.json"))}
+DEFAULT = SHIPPED["h100"]  # where no GPU is
 _SIZES = ("name", "source", "n_layer", "n_head", "n_kv", "head_dim")  # of Measured, as they are in a file
 _WHAT = "a file that bench/attention_times.py wrote"
 
@@ -76,12 +79,16 @@ def _side_as_dict(side: SidePlan) -> dict[str, Any]:
     return {"path": side.path, "group": side.group, "segments": segments}
 
 
-def document(gpu: str, command: str, build: str, files: list[Measured]) -> dict[str, Any]:
-    """The file's content: coefficients are fitted to the files' times."""
+def document(
+    gpu: str, capabilities: Sequence[str], command: str, build: str, files: list[Measured]
+) -> dict[str, Any]:
+    """The file's content: coefficients are fitted to the files' times. capabilities: compute capabilities of
+    the GPUs whose plans it is for."""
     points = [point for each in files for point in each.points()]
     found = fit(points)
     return {
         "gpu": gpu,
+        "capabilities": list(capabilities),
         "time": "microseconds a layer that a decode step of one token takes at a depth beyond depth 0",
         "command": command,
         "build": build,
@@ -98,13 +105,32 @@ def document(gpu: str, command: str, build: str, files: list[Measured]) -> dict[
     }
 
 
+@cache
+def here() -> str | None:
+    """Compute capability of the first GPU of this machine, such as 8.9."""
+    query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.split("\n")[0].strip() or None
+
+
+def shipped_for(capability: str | None) -> Path:
+    """The package's file for GPUs of a compute capability; DEFAULT where none names it."""
+    for path in SHIPPED.values():
+        if capability in json.loads(path.read_text(encoding="utf-8"))["capabilities"]:
+            return path
+    return DEFAULT
+
+
 def load(path: Path | None) -> Times:
-    """The times in a file; None: of the GPU that the package has.
+    """The times in a file, or of one of SHIPPED by its name; None: for the GPU of this machine.
 
     Raises:
         ConvertError: there is no such file, or something else is in it.
     """
-    path = DEFAULT if path is None else path
+    path = shipped_for(here()) if path is None else SHIPPED.get(str(path), path)
     try:
         found = json.loads(read_text(path, "--gpu-times"))
     except OSError as error:

@@ -54,6 +54,7 @@ QK_NORMS = tuple(
 # model_type -> module, where it is not the module's name, nor that and _text.
 _OTHER_TYPES = {"gemma3": "gemma3_text", "ministral3": "mistral3", "qwen2_5_vl": "qwen2_vl"}
 _OTHER_TYPES |= {"bailing_moe": "bailing_moe_v2", "sarvam_moe": "bailing_moe_v2"}
+_OTHER_TYPES |= {"gemma4_unified": "gemma4"}
 
 
 @cache
@@ -91,7 +92,7 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(text, Mapping) or not hasattr(_module(name), "TEXT_PREFIX"):
         return config
     tied = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
-    return {**config, **text, **tied, "model_type": name}
+    return {**config, **text, **tied, "model_type": name, "declared_type": str(config["model_type"])}
 
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:

@@ -57,25 +57,26 @@ constexpr int unit_bytes = Bits == bits_q8_0   ? Q8_0::block_bytes
                            : Bits == bits_q4_0 ? Q4_0::block_bytes
                                                : 4 * Bits;
 
-// Calls f(bits) as a constant, of codes. Whole: or of rows that are stored whole, f16 and ggml's blocks
-template <bool Whole = false, class Use>
+// Calls f(bits) as a constant, of codes. Whole: or of rows that are stored whole, f16 and ggml's blocks. Scaled: or of formats that are
+// scaled by their group
+template <bool Whole = false, bool Scaled = true, class Use>
 __device__ __forceinline__ void with_bits(uint8_t kind, Use&& use) {
     if constexpr (Whole) {
         if (kind == kind_f16_wide) return use(std::integral_constant<int, 16>{});
         if (kind == static_cast<uint8_t>(Format::q8_0)) return use(std::integral_constant<int, bits_q8_0>{});
         if (kind == static_cast<uint8_t>(Format::q4_0)) return use(std::integral_constant<int, bits_q4_0>{});
     }
+    if constexpr (Scaled) {
+        if (kind == static_cast<uint8_t>(Format::n6)) return use(std::integral_constant<int, 6>{});
+        if (kind == static_cast<uint8_t>(Format::n3)) return use(std::integral_constant<int, 3>{});
+    }
     switch (kind) {
         case static_cast<uint8_t>(Format::q8):
         case static_cast<uint8_t>(Format::n8):
             return use(std::integral_constant<int, 8>{});
-        case static_cast<uint8_t>(Format::n6):
-            return use(std::integral_constant<int, 6>{});
         case static_cast<uint8_t>(Format::q4):
         case static_cast<uint8_t>(Format::n4):
             return use(std::integral_constant<int, 4>{});
-        case static_cast<uint8_t>(Format::n3):
-            return use(std::integral_constant<int, 3>{});
         case static_cast<uint8_t>(Format::q2):
         case static_cast<uint8_t>(Format::n2):
             return use(std::integral_constant<int, 2>{});
