@@ -170,6 +170,7 @@ def create(options: Mapping[str, Any], spec: ModelSpec) -> Waterfill:
             context=(served or spec.n_ctx) if rotates else None,
             one_row=options["one_row"],
             one_scale=one_scale,
+            regains=spec.mla is None and not options["master"],
         ),
         groupings=groupings,
         count=allotment.count(
