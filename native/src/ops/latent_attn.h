@@ -29,6 +29,8 @@ constexpr int max_regions = 3;  // sink · recent · middle
 // head_dim.
 constexpr int least_expanded_tokens = 9;
 constexpr int most_expanded_head = 128;
+// Query rows of a KV head from which on the flash kernel takes them: it alone takes wider heads that are expanded, of 256 dimensions.
+constexpr int least_flash_rows = 33;
 
 struct LatentAttnParams {
     // queries, after bias, norm, RoPE and, for rotated and absorbed, E_q

@@ -141,6 +141,7 @@ constexpr Shape shapes[] = {
      true},
     {"rebuild", "latent", 128, 2, 128, 4, Shape::random, true, 0, false, 0.0F, false, 4, false, false, false, false,
      true},
+    {"rotated", "latent", 256, 2, 384, 4, Shape::random},
     {.k_path = "value", .v_path = "full", .head_dim = 160, .group = 1, .rank = 160, .n_segments = 1, .turned = 32},
     {.k_path = "value", .v_path = "latent", .head_dim = 160, .group = 1, .rank = 128, .n_segments = 4, .turned = 32},
     {.k_path = "value", .v_path = "latent", .head_dim = 112, .group = 1, .rank = 112, .n_segments = 3, .turned = 16},
