@@ -8,7 +8,7 @@
 namespace lkv::cuda {
 
 // The prefill kernel: 128 / wc query rows a thread block, wc warps side by side over V's channels (PrefillPlan::wc).
-constexpr int n_maker_warps = 4;                            // wc = 1: they make tiles for the other eight
+constexpr int n_maker_warps = 4;  // wc = 1: they make tiles for the other eight
 constexpr int prefill_channels[] = {0, 128, 512, 0, 1024, 0, 0, 0, 1024};  // of V, and wc = 1: of K
 LKV_HD constexpr int prefill_threads(int wc) { return n_threads + (wc == 1 ? 32 * n_maker_warps : 0); }
 LKV_HD constexpr int prefill_tile(int wc) { return wc >= 4 ? 32 : 64; }  // slots
