@@ -29,6 +29,9 @@ void Session::attach_states() {
         if (stage.on_gpu()) check_gpu_takes(model_->hparams().delta_net);
         stage.states = std::make_unique<StateTensors>(model_->hparams(), stage.run, cache_.states().n_slots(),
                                                       model_->memory(stage.run));
+        if (stage.on_gpu()) {
+            stage.states->copy_by([gpu = stage.gpu.get()](auto pieces) { return gpu->copy(pieces); });
+        }
         memories.push_back(stage.states.get());
     }
     cache_.states().attach(memories);

@@ -233,8 +233,8 @@ void samples() {
         {"decode", 1, 4, 1, 0, 0, false, Format::q8_0, 1, 200, 1, 0, 256},
         {"wide", 2, 6, 1, 0, 0, false, Format::q8_0, 3, 200},
         {"wide", 2, 6, 1, 0, 0, false, Format::q4_0, 5, 200, 2},
-        {"expand", 2, 4, 1, 0, 0, false, Format::q8_0, 40, 40},
-        {"expand", 2, 4, 1, 0, 0, false, Format::q4_0, 40, 140, 3},
+        {"expand", 2, 13, 1, 0, 0, false, Format::q8_0, 40, 40},
+        {"expand", 1, 13, 1, 0, 0, false, Format::q4_0, 40, 140, 3},
         {"prefill", 2, 4, 1, 0, 0, false, Format::q8_0, 40, 40, 1, 0, 96},
         {"prefill", 2, 4, 1, 0, 0, false, Format::q4_0, 40, 40, 1, 0, 32},
         {"decode", 4, 2, 2, 128, 96, false, Format::q5},
@@ -254,7 +254,7 @@ void samples() {
         {"wide", 4, 4, 4, 256, 192, false, Format::n5},
         {"expand keys", 4, 4, 4, 320, 384, true, Format::n3},
         {"decode", 2, 4, 1, 0, 0, false, Format::n2, 1, 200, 3},
-        {"expand", 2, 4, 1, 0, 0, false, Format::n4, 40, 40},
+        {"expand", 1, 13, 1, 0, 0, false, Format::n4, 40, 40},
         {"expand", 2, 4, 1, 64, 64, true, Format::n2, 70, 270},
         {"mla", 2, 5, 2, 64, 512, false, Format::f16},           // eight thread blocks merge a head's parts
         {"mla", 4, 2, 4, 64, 256, false, Format::q8, 2},         // a head has four rows, of two tokens
@@ -312,8 +312,7 @@ void samples() {
         const lkv::cuda::ExpandBy planned = expands_by(device.args);
         limits.warpgroups = false;
         DeviceCase other(c.params, limits);
-        for (const auto by :
-             {lkv::cuda::ExpandBy::chunks, lkv::cuda::ExpandBy::units, lkv::cuda::ExpandBy::warpgroup}) {
+        for (const auto by : {lkv::cuda::ExpandBy::chunks, lkv::cuda::ExpandBy::units}) {
             if (by >= planned || other.args.chunk == 0) continue;
             expand_by(other.args, by);
             CHECK_MSG(relative_error(other.run(), c.oracle()) <= tolerance,

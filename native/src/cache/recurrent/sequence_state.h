@@ -23,8 +23,10 @@ public:
     // The states of a sequence behind its token at position `end - 1`.
     struct Snapshot {
         int32_t end = 0;
-        int slot = -1;                                     // of every memory; -1: in `copy` alone
-        std::shared_ptr<const std::vector<uint8_t>> copy;  // [slot_bytes()]; null: in the slot alone
+        int slot = -1;                                       // of every memory; -1: in `copy` alone
+        std::vector<std::shared_ptr<const StateCopy>> copy;  // of every memory; none: in the slot alone
+
+        bool is_copied() const { return !copy.empty(); }
     };
 
     static constexpr int slots_of_sequence = 2;   // its own, and the one before its last ubatch; guesses take more
@@ -72,8 +74,8 @@ public:
     std::span<const Snapshot> snapshots(int seq) const { return kept_[static_cast<size_t>(seq)]; }
     std::vector<uint8_t> bytes(const Snapshot& snapshot) const;
     size_t n_copies() const;  // in the host's memory; sequences that share one count it once
-    // Behind those that the sequence has.
-    void put(int seq, int32_t end, std::shared_ptr<const std::vector<uint8_t>> copy);
+    // Behind those that the sequence has. bytes: [slot_bytes()]
+    void put(int seq, int32_t end, const uint8_t* bytes);
 
 private:
     std::vector<Snapshot>& of(int seq) { return kept_[static_cast<size_t>(seq)]; }

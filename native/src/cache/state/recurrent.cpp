@@ -17,7 +17,7 @@ std::vector<Saved> saved_of(const SequenceState& states, uint64_t mask, const Po
     each_sequence(mask, [&](int seq) {
         const auto snapshots = states.snapshots(seq);
         for (const SequenceState::Snapshot& each : snapshots) {
-            const bool is_kept = each.copy != nullptr || &each == &snapshots.back();
+            const bool is_kept = each.is_copied() || &each == &snapshots.back();
             if (is_kept && each.end > 0 && positions.have(each.end - 1)) saved.push_back({seq, &each});
         }
     });
@@ -57,7 +57,7 @@ void get_recurrent(ByteReader& in, uint64_t sequences, int to_seq, KvCache& cach
             fail("state", "expected recurrent states behind rising positions up to ", cache.placement().last(seq) + 1,
                  "; got one behind ", end, " after ", before);
         }
-        states.put(seq, end, std::make_shared<const std::vector<uint8_t>>(bytes, bytes + states.slot_bytes()));
+        states.put(seq, end, bytes);
     }
 }
 

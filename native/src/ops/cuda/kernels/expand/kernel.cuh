@@ -15,15 +15,6 @@
 
 namespace lkv::cuda {
 
-// Where the rows of a chunk go. seq, pos, n_slots: of these rows, or null
-struct ExpandTo {
-    uint8_t* k;  // f16 [chunk][n_kv][head_dim]
-    uint8_t* v;
-    uint64_t* seq;
-    int32_t* pos;
-    int32_t* n_slots;
-};
-
 // grid: 128 slots of a chunk x heads of a thread block x {K, V}
 template <ExpandBy BY>
 __global__ void __launch_bounds__(expand_threads, 2)
@@ -54,16 +45,13 @@ __global__ void __launch_bounds__(expand_threads, 2)
         to.seq[slot0 + thread] = slot.seq;
         to.pos[slot0 + thread] = slot.pos;
     }
-    uint8_t* const out = is_k ? to.k : to.v;
-    const auto row_at = [&](int s) {
-        return out + (static_cast<int64_t>(slot0 + s) * p.n_kv + head0) * p.head_dim * 2;
-    };
     if (side.factor == nullptr) {  // one head
         const auto copy = [&](const ExpandSlot& from, int s, int j) {
             __align__(16) uint8_t x[32];
             put_chunk(from, j, x);
             for (int i = 0; i < 2 && 16 * j + 8 * i < p.head_dim; i++) {
-                *reinterpret_cast<uint4*>(row_at(s) + 32 * j + 16 * i) = *reinterpret_cast<uint4*>(x + 16 * i);
+                *reinterpret_cast<uint4*>(to.at(p, is_k, slot0 + s, head0, 2 * j + i)) =
+                    *reinterpret_cast<uint4*>(x + 16 * i);
             }
         };
         const int n_chunks = (p.head_dim + chunk_width - 1) / chunk_width;
@@ -85,8 +73,7 @@ __global__ void __launch_bounds__(expand_threads, 2)
     const int n_steps = steps_of(slot, 4 * side.blocks);
     const int warp = thread / 32;
     const int lane = thread % 32;
-    constexpr bool by_warps = BY != ExpandBy::warpgroup;
-    FactorStages<by_warps> stages(side, head0, p.head_dim, factors, n_steps);
+    FactorStages stages(side, head0, p.head_dim, factors, n_steps);
     ExpandSums acc = {};
     if constexpr (BY == ExpandBy::chunks) {
         expand_by_chunks(acc, slot, latents, stages, lane);
@@ -98,11 +85,7 @@ __global__ void __launch_bounds__(expand_threads, 2)
         __syncwarp();
 #pragma unroll
         for (int i = 0; i < 4; i++) of.rows[i] = rows_of[32 * warp + lane / 4 + 8 * i];
-        if constexpr (BY == ExpandBy::warpgroup) {
-            expand_by_warpgroup(acc, of, stages, lane);
-        } else {
-            expand_by_units(acc, of, stages, lane);
-        }
+        expand_by_units(acc, of, stages, lane);
     }
     copies_wait(0);
     const bool turned = turn_whole_keys(p, side, acc, positions + 32 * warp, lane);
@@ -130,11 +113,14 @@ __global__ void __launch_bounds__(expand_threads, 2)
         }
         __syncthreads();
     }
-    const int pieces = side.heads * p.head_dim / 8;
-    for (int i = thread; i < expand_slots * pieces; i += expand_threads) {
-        const int s = i / pieces;
-        const int at = (i - s * pieces) * 16;
-        *reinterpret_cast<uint4*>(row_at(s) + at) = *reinterpret_cast<const uint4*>(shared + s * factor_pitch + at);
+    // neighbouring threads write what lies side by side
+    const int pieces = p.head_dim / 8;
+    for (int i = thread; i < expand_slots * side.heads * pieces; i += expand_threads) {
+        const int s = to.in_tiles != 0 ? i % expand_slots : small_quotient(i, side.heads * pieces);
+        const int piece = to.in_tiles != 0 ? i / expand_slots : i - s * side.heads * pieces;
+        const int head = small_quotient(piece, pieces);
+        *reinterpret_cast<uint4*>(to.at(p, is_k, slot0 + s, head0 + head, piece - head * pieces)) =
+            *reinterpret_cast<const uint4*>(shared + s * factor_pitch + 16 * piece);
     }
 }
 

@@ -15,7 +15,6 @@ constexpr int expand_stages = 3;
 constexpr int expand_threads = 128;
 constexpr int latent_pitch = 2 * expand_depth + 16;    // bytes, odd multiples of 16
 constexpr int factor_pitch = 2 * expand_columns + 16;  // also of the result
-constexpr int column_pitch = 16 * expand_depth + 16;   // from eight dimensions to the next, where warpgroups multiply
 constexpr int expand_shared = 2 * expand_slots * latent_pitch + expand_stages * expand_depth * factor_pitch;
 static_assert(expand_shared >= expand_slots * factor_pitch && expand_columns == most_expanded_head);
 

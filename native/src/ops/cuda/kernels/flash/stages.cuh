@@ -25,9 +25,9 @@ struct FlashState {
     float sums[2] = {};                     // of this lane's weights
 };
 
-template <int D>
+template <int D, bool IN_TILES>
 struct FlashBlock {
-    static constexpr FlashStage stage{D};
+    static constexpr FlashStage stage{D, IN_TILES};
     static constexpr int n_pieces = D / 8;  // of 16 bytes
     static constexpr int ahead = flash_stages - 2;
     using Rows = QueryRow[2];  // g and g + 8 of its warp's 16
@@ -42,6 +42,7 @@ struct FlashBlock {
     uint8_t* const stages;
     Sight& sight;
     FlashRegion* const regions;
+    uint64_t* const arrivals;  // of tiles
     const int first_row;
     const int split;
     const int tile_begin = parts.begin(split);
@@ -65,6 +66,9 @@ struct FlashBlock {
     // What the rows see, and where regions lie. By all threads.
     __device__ __forceinline__ void set_up() const {
         if (thread == 0) sight = sees_nothing;
+        if constexpr (IN_TILES) {
+            if (thread < flash_stages) Arrivals(arrivals + thread).init();
+        }
         if (thread < p.n_regions) {
             const RegionArgs& region = p.regions[thread];
             regions[thread] = {region.k_rows + region.k_groups[item.k_group].first,
@@ -104,6 +108,21 @@ struct FlashBlock {
 
     // Copies of a tile, a group of them for each thread; none behind the last tile.
     __device__ __forceinline__ void issue(int t) const {
+        if constexpr (IN_TILES) {
+            if (t >= n_tiles || thread != 0) return;
+            const FlashTiles from(p);
+            const RegionArgs& region = p.regions[0];
+            const int tile = tile_begin + t;
+            const int64_t at = tile * from.tile + item.head_kv * from.head;
+            uint8_t* const to = tile_at(t);
+            const Arrivals arrival(arrivals + t % flash_stages);
+            arrival.announce(static_cast<uint32_t>(stage.total));
+            arrival.copy(to, region.k_rows + at, stage.side);
+            arrival.copy(to + stage.side, region.v_rows + at, stage.side);
+            arrival.copy(seq_of(to), region.seq + tile * flash_tile, flash_tile * 8);
+            arrival.copy(pos_of(to), region.pos + tile * flash_tile, flash_tile * 4);
+            return;
+        }
         if (t < n_tiles) {
             const int r = parts.region_of(tile_begin + t);
             const FlashRegion& from = regions[r];
@@ -142,9 +161,13 @@ struct FlashBlock {
     }
 
     // Waits for a tile. Of those two before it and earlier no products are under way. By all threads.
-    __device__ __forceinline__ void arrive() const {
-        copies_wait(ahead - 1);
-        before_async_access();
+    __device__ __forceinline__ void arrive(int t) const {
+        if constexpr (IN_TILES) {
+            Arrivals(arrivals + t % flash_stages).wait(t / flash_stages % 2);
+        } else {
+            copies_wait(ahead - 1);
+            before_async_access();
+        }
         __syncthreads();
     }
     // Behind that: copies of a later tile, and who sees this one, whose values then are all fit to be multiplied.
@@ -241,7 +264,7 @@ struct FlashBlock {
     // The values of a tile, and beside them the weights of the next one, if any row sees it.
     __device__ __forceinline__ Seen step(int t, const Rows& rows, const Queries& q, FlashState& state, Scores& s,
                                          Sums& acc, Weights& w) const {
-        arrive();
+        arrive(t + 1);
         begin_scores(t + 1, q, s);
         begin_values(t, w, acc);
         const Seen next = look(t + 1);
@@ -269,7 +292,7 @@ struct FlashBlock {
         Weights w;
 #pragma unroll 1
         for (int t = 0; t < n_tiles; t++) {
-            arrive();
+            arrive(t);
             const Seen seen = look(t);
             if (seen == Seen::by_none) continue;
             begin(t, seen, rows, q, state, s, acc, w);
