@@ -32,6 +32,8 @@ constexpr double rounded_tolerance = 2.5e-3;
 // The offset of codes is made of a row's scale and rounded to f16, where other rows store it: a fiftieth of what codes of 6 bits lose.
 constexpr double scaled_tolerance = 4e-3;
 
+constexpr int most_shared = 227 << 10;  // bytes of a thread block, on any GPU
+
 std::map<std::string, double> largest;
 
 double tolerance_of(const AttnShape& s) {

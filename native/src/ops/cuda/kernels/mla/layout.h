@@ -1,8 +1,8 @@
 // The MLA kernel's plan: all query heads of a group against latents that they share, K direct and V latent, few query rows. Or both are one
 // row, of which V is what lies behind K's turned channels, and the model has V's factor (DeepSeek's MLA).
 //
-// Channels come in units of 32 within one segment, so that a row is read by four kinds of code and no table of chunks: f16 (exact
-// windows), and codes of 8, 4, 2 and 1 bits with a scale and a minimum.
+// Channels come in units of 32 within one segment, so that a row is read without a table of chunks: f16 (exact windows), codes of 8, 4, 2
+// and 1 bits with a scale and a minimum (units.cuh), and codes of 8, 6, 4, 3, 2 and 1 bits of groups with scales (codes.cuh).
 #pragma once
 
 #include "ops/cuda/kernel.h"
