@@ -133,7 +133,7 @@ def counted(candidate: Candidate, shape: Shape, spec: ModelSpec, found: Pulls) -
 def _counted(table: Table, pulled: F64, widths: Sequence[int], shape: Shape) -> Table:
     """pulled [windows, channels] of the group."""
     begins = np.cumsum((0, *widths[:-1]))
-    # Coordinates are uncorrelated: their costs add up. The square of a segment's own gradient says the same on
+    # Coordinates are uncorrelated: their costs add up. The square of a segment's own gradient is the same on
     # the mean, but its logarithm spreads three times as much.
     measured = 0.5 * np.add.reduceat(pulled**2, begins, axis=1)  # nats of every segment, by window
     alone = table.distortion[:, -1]
