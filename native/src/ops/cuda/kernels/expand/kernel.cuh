@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(expand_threads, 2)
             }
         };
         const int n_chunks = (p.head_dim + chunk_width - 1) / chunk_width;
-        if (is_k && p.in_blocks != 0) {
+        if (to.in_tiles != 0 || (is_k && p.in_blocks != 0)) {  // neighbouring threads write neighbouring slots
             for (int j = 0; j < n_chunks; j++) copy(slot, thread, j);
             return;
         }
