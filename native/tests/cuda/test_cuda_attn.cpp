@@ -32,6 +32,8 @@ constexpr double rounded_tolerance = 2.5e-3;
 // The offset of codes is made of a row's scale and rounded to f16, where other rows store it: a fiftieth of what codes of 6 bits lose.
 constexpr double scaled_tolerance = 4e-3;
 
+constexpr int most_shared = 227 << 10;  // bytes of a thread block, on any GPU
+
 std::map<std::string, double> largest;
 
 double tolerance_of(const AttnShape& s) {
@@ -270,6 +272,7 @@ void samples() {
         {"direct", 2, 4, 1, 64, 64, true, Format::q8, 3, 40, 1, 0, 192},
         {"prefill", 2, 4, 1, 0, 0, false, Format::q4, 40, 40, 1, 0, 80},
         {"prefill", 2, 4, 2, 192, 128, false, Format::f16, 40, 40},
+        {"prefill", 8, 1, 8, 768, 832, false, Format::q4, 20, 60},
         {"expand keys", 4, 4, 4, 320, 384, true, Format::q4},
         {"expand keys", 8, 3, 8, 512, 320, true, Format::q8, 2, 300},
         {"expand keys", 2, 4, 2, 192, 128, true, Format::q2, 5, 500},
@@ -300,7 +303,7 @@ void samples() {
         DeviceCase device(c.params, limits);
         // where shared memory is small another one may take it, but not the slow one
         const bool expected = kernel_of(device) == of.kernel ||
-                              (limits.shared_bytes < most_shared && kernel_of(device) != std::string("direct"));
+                              (limits.shared_bytes < 128 * 1024 && kernel_of(device) != std::string("direct"));
         CHECK_MSG(!has_kernel(of.kernel) || expected, s.name + ": planned for " + kernel_of(device));
         if (of.n_split != 0) device.args.n_split = of.n_split;
         const std::vector<float> got = device.run();
@@ -425,21 +428,64 @@ void wide() {
     }
 }
 
+// Rows of a group that the MLA kernel reads, f16 windows beside them.
+struct MlaRows {
+    using Row = std::vector<lkv::SegmentSpec>;
+    const char* name;
+    int n_kv, rep, group;
+    Row k, v;
+    int n_past = 300, n_tokens = 1, n_seq = 1;
+    bool windows = true, permute = false;
+    int n_split = 0, window = 0;
+    bool alibi = false;
+};
+
+void compare_mla(const std::vector<MlaRows>& cases, unsigned seed) {
+    using enum Format;
+    using Row = MlaRows::Row;
+    for (const MlaRows& of : cases) {
+        AttnShape s;
+        s.name = std::string("mla, ") + of.name;
+        s.head_dim = 64;
+        s.n_kv = of.n_kv;
+        s.rep = of.rep;
+        s.k_group = s.v_group = of.group;
+        const auto width = [](const Row& row) {
+            int n = 0;
+            for (const lkv::SegmentSpec& segment : row) n += segment.width;
+            return n;
+        };
+        s.k_ranks.assign(static_cast<size_t>(of.n_kv / of.group), width(of.k));
+        s.v_ranks.assign(static_cast<size_t>(of.n_kv / of.group), width(of.v));
+        s.v_latent = true;
+        s.k_segments = of.k;
+        s.v_segments = of.v;
+        s.k_formats = s.v_formats = of.windows ? std::vector{f16, f16, q4} : std::vector{f16};
+        s.uniform = true;
+        s.n_past = of.n_past;
+        s.n_tokens = of.n_tokens;
+        s.n_seq = of.n_seq;
+        s.permute = of.permute;
+        s.window = of.window;
+        s.alibi = of.alibi;
+        s.seed = seed++;
+        const AttnCase c(s);
+        DeviceCase device(c.params);
+        CHECK_MSG(kernel_of(device) == "mla", s.name + ": planned for " + kernel_of(device));
+        if (of.n_split != 0) device.args.n_split = of.n_split;
+        const std::vector<float> got = device.run();
+        const double error = relative_error(got, c.oracle());
+        CHECK_MSG(error <= rounded_tolerance, s.name + ": relative error " + std::to_string(error));
+        CHECK_MSG(relative_error(got, c.oracle(Perturb::score)) > rounded_tolerance,
+                  s.name + ": scores 1 % off go unseen");
+    }
+}
+
 // Default plans: K and V in runs of 8, 4, 2 and 1 bits, f16 windows beside them. Every width alone, segments that end within a warp's
 // share, groups of several heads, more rows than a thread block has, holes, several sequences, parts of one tile and of many.
 void mla() {
     using enum Format;
-    using Row = std::vector<lkv::SegmentSpec>;
-    struct Plan {
-        const char* name;
-        int n_kv, rep, group;
-        Row k, v;
-        int n_past = 300, n_tokens = 1, n_seq = 1;
-        bool windows = true, permute = false;
-        int n_split = 0, window = 0;
-        bool alibi = false;
-    };
-    const Plan plans[] = {
+    const std::vector<MlaRows> cases = {
         {"8 bits", 2, 6, 2, {{q8, 64}}, {{q8, 128}}},
         {"4 bits", 2, 6, 2, {{q4, 64}}, {{q4, 128}}},
         {"2 bits", 2, 6, 2, {{q2, 64}}, {{q2, 128}}},
@@ -488,43 +534,35 @@ void mla() {
          false,
          2},
     };
-    unsigned seed = 900;
-    for (const Plan& of : plans) {
-        AttnShape s;
-        s.name = std::string("mla, ") + of.name;
-        s.head_dim = 64;
-        s.n_kv = of.n_kv;
-        s.rep = of.rep;
-        s.k_group = s.v_group = of.group;
-        const auto width = [](const Row& row) {
-            int n = 0;
-            for (const lkv::SegmentSpec& segment : row) n += segment.width;
-            return n;
-        };
-        s.k_ranks.assign(static_cast<size_t>(of.n_kv / of.group), width(of.k));
-        s.v_ranks.assign(static_cast<size_t>(of.n_kv / of.group), width(of.v));
-        s.v_latent = true;
-        s.k_segments = of.k;
-        s.v_segments = of.v;
-        s.k_formats = s.v_formats = of.windows ? std::vector{f16, f16, q4} : std::vector{f16};
-        s.uniform = true;
-        s.n_past = of.n_past;
-        s.n_tokens = of.n_tokens;
-        s.n_seq = of.n_seq;
-        s.permute = of.permute;
-        s.window = of.window;
-        s.alibi = of.alibi;
-        s.seed = seed++;
-        const AttnCase c(s);
-        DeviceCase device(c.params);
-        CHECK_MSG(kernel_of(device) == "mla", s.name + ": planned for " + kernel_of(device));
-        if (of.n_split != 0) device.args.n_split = of.n_split;
-        const std::vector<float> got = device.run();
-        const double error = relative_error(got, c.oracle());
-        CHECK_MSG(error <= rounded_tolerance, s.name + ": relative error " + std::to_string(error));
-        CHECK_MSG(relative_error(got, c.oracle(Perturb::score)) > rounded_tolerance,
-                  s.name + ": scores 1 % off go unseen");
-    }
+    compare_mla(cases, 900);
+}
+
+// The same of rows whose groups have scales: every width in runs of one unit and of several, in K and in V.
+void mla_scales() {
+    using enum Format;
+    const std::vector<MlaRows> cases = {
+        {"six widths",
+         4,
+         4,
+         4,
+         {{n8, 32}, {n6, 32}, {n4, 64}, {n3, 64}, {n2, 32}, {n1, 96}},
+         {{n8, 32}, {n6, 32}, {n4, 64}, {n3, 32}, {n2, 96}, {n1, 64}},
+         310},
+        {"two units a warp, two sequences with holes, two groups",
+         4,
+         2,
+         2,
+         {{n6, 64}, {n3, 96}},
+         {{n8, 96}, {n6, 96}, {n4, 96}, {n3, 160}, {n2, 96}, {n1, 64}},
+         130,
+         2,
+         2,
+         true,
+         true,
+         2,
+         90},
+    };
+    compare_mla(cases, 950);
 }
 
 // Tokens of several sequences, each of which reads the steps that hold its own: few and many sequences, slots in any order, shared ones,
@@ -856,7 +894,8 @@ std::vector<std::vector<int32_t>> move_tokens(AttnCase& c, const Of& of) {
 void expanded() {
     unsigned seed = 300;
     for (const char* const what : {"three regions", "three sequences", "window", "ALiBi", "bias and norm", "full V",
-                                   "no RoPE", "wide latents", "partial rotation"}) {
+                                   "no RoPE", "wide latents", "partial rotation", "wide heads"}) {
+        if (what == std::string("wide heads") && !lkv::test::device_limits().warpgroups) continue;
         const std::string name = what;
         for (const Format f : {Format::f16, Format::q4, Format::q3}) {
             AttnShape s;
@@ -873,6 +912,10 @@ void expanded() {
                 s.k_group = 4;
                 s.k_ranks = {1040};
             }
+            if (name == "wide heads") {
+                s.head_dim = 256;
+                s.k_ranks = {288, 384};
+            }
             if (s.v_latent) s.v_ranks = {name == "wide latents" ? 672 : 208};
             s.k_formats = s.v_formats = {f};
             if (name == "three regions") {
@@ -882,7 +925,7 @@ void expanded() {
             s.n_seq = name == "three sequences" ? 3 : 1;
             s.window = name == "window" ? 77 : 0;
             s.alibi = name == "ALiBi";
-            s.rope = name != "no RoPE";
+            s.rope = name != "no RoPE" && name != "wide heads";
             s.n_rot = name == "partial rotation" ? 32 : 0;
             s.bias = s.norm = name == "bias and norm";
             s.neox = seed % 3 != 0;
@@ -892,7 +935,7 @@ void expanded() {
             s.seed = seed++;
             CHECK(DeviceCase(AttnCase(s).params).args.chunk != 0);
             compare(s);
-            if (f == Format::q3 || !s.v_latent) continue;
+            if (f == Format::q3 || !s.v_latent || s.head_dim > 128) continue;
             s.name += ", few rows";
             s.n_tokens = seed % 3 == 0 ? 3 : 1;
             s.k_ranks.assign(s.k_ranks.size(), 272);  // wider than what the decode kernels rebuild
@@ -946,6 +989,25 @@ void flash() {
     check(s, "three regions");
     s.empty_first = true;
     check(s, "no first region");
+    s = {};
+    s.head_dim = 256;
+    s.rep = 4;
+    s.n_past = 300;
+    s.n_tokens = 70;
+    check(s, "heads of 256");
+    s.window = 77;
+    check(s, "heads of 256 and a sliding window");
+    s.window = 0;
+    s.permute = true;
+    s.n_past = 100;
+    s.n_seq = 3;
+    s.n_tokens = 20;
+    check(s, "heads of 256, holes and three sequences");
+    s = {};
+    s.head_dim = 256;
+    s.n_tokens = 140;
+    s.k_formats = s.v_formats = {Format::f16, Format::f16, Format::f16};
+    check(s, "heads of 256 and three regions");
 
     for (const auto& [full, latents] : lkv::test::shapes_beside()) {
         if (latents.n_past == 0 || latents.n_tokens < 9) continue;
@@ -1607,7 +1669,7 @@ void block_kernels() {
             CHECK_MSG(error <= tolerance_of(s), s.name + ", " + kernel + ": relative error " + std::to_string(error));
         };
         const bool few = of.n_tokens * of.n_seq * of.rep <= 32;
-        if (limits.warpgroups && !few) check(of.head_dim <= 128 ? "expand" : "prefill");
+        if (limits.warpgroups && !few) check(of.head_dim <= 128 || of.head_dim == 256 ? "expand" : "prefill");
         limits.warpgroups = false;
         check(few ? "decode" : "prefill");
         compare(s);
@@ -1672,6 +1734,7 @@ int main(int argc, char** argv) {
     run("beside", true, beside);
     run("late_parts", true, late_parts);
     run("mla", true, mla);
+    run("mla_scales", true, mla_scales);
     run("apart", true, apart);
     run("one_row", true, one_row);
     run("random_regions", true, [] { random_regions(1, 60); });

@@ -17,8 +17,8 @@ using UnitPair = uint32_t[2][4];
 
 // B to shared memory, a channel a row of 16 bytes, in the order of KeyReader's pairs. By all threads; zeros behind the last channel and the
 // last head.
-__device__ inline void copy_factor(const ExpandSide& side, int head0, int head_dim, const ResidentFactor& layout,
-                                   uint8_t* to) {
+__device__ inline void copy_factor(const ExpandSide& side, int head0, int column0, int head_dim,
+                                   const ResidentFactor& layout, uint8_t* to) {
     constexpr int in_unit = 32 * 16;  // pieces of eight dimensions; eight lanes write 128 bytes
     for (int i = static_cast<int>(threadIdx.x); i < 16 * layout.depth; i += static_cast<int>(blockDim.x)) {
         const int row = i / 32 % 4 * 8 + i % 8;
@@ -28,7 +28,7 @@ __device__ inline void copy_factor(const ExpandSide& side, int head0, int head_d
         uint8_t* const at = to + column / 8 * layout.pitch + (i / in_unit * 32 + row) * 16;
         if (channel < side.rank && head < side.heads) {
             const int64_t from = static_cast<int64_t>(head0 + head) * side.rank + channel;
-            copy_async<16>(at, side.factor + from * head_dim + column - head * head_dim);
+            copy_async<16>(at, side.factor + from * head_dim + column0 + column - head * head_dim);
         } else {
             *reinterpret_cast<uint4*>(at) = make_uint4(0, 0, 0, 0);
         }
