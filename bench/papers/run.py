@@ -32,9 +32,9 @@ COLUMNS = [
     Column("claimed", "claimed"),
     Column("full", "full f16, ms or MiB", ".2f"),
     Column("found", "in kind", ".2f"),
-    Column("gain", "gain", ".2f", "x"),
+    Column("gain", "its cache", ".2f", "x"),
     Column("default", "our default file", ".2f"),
-    Column("default_gain", "gain", ".2f", "x"),
+    Column("default_gain", "default file", ".2f", "x"),
 ]
 
 

@@ -77,4 +77,19 @@ def __getattr__(name: str) -> Any:
         return version()
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
+    if name.isupper() and name in (numbers := _constants()):
+        return numbers[name]
     raise AttributeError(f"module 'latentkv' has no attribute {name!r}")
+
+
+def _constants() -> dict[str, int]:
+    """Numbers for type_k, pooling_type and split_mode, by llama.cpp's names: `latentkv.GGML_TYPE_Q8_0`."""
+    from latentkv.plan.formats import GGML_TYPES
+    from latentkv.session.pooling import POOLINGS
+
+    return {
+        **{f"GGML_TYPE_{name.upper()}": number for number, name in GGML_TYPES.items()},
+        **{f"LLAMA_POOLING_TYPE_{name.upper()}": number for number, name in enumerate(POOLINGS)},
+        "LLAMA_SPLIT_MODE_NONE": 0,
+        "LLAMA_SPLIT_MODE_LAYER": 1,
+    }

@@ -15,6 +15,11 @@ def bytes_text(count: float) -> str:
     return f"{count:.{2 if count < 10 else 1 if count < 100 else 0}f} {unit}"
 
 
+def tenths(number: float) -> str:
+    """12.5 → "12.5", 12.0 → "12"."""
+    return f"{number:.1f}".removesuffix(".0")
+
+
 def count_text(count: float) -> str:
     """8512345 → "8.51 M"."""
     for factor, unit in ((1e9, " B"), (1e6, " M"), (1e3, " k")):

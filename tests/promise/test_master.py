@@ -196,7 +196,7 @@ def test_refusals_are_one_line(converted: Any, master: Any) -> None:
     plain = model(converted("--method", "none", "--outtype", "f32"))
     for m, options, message in (
         (plain, {"kv_budget": "14%"}, "got demo, which is not a master file; convert with --master"),
-        (master, {"kv_budget": "14"}, "expected a share as 14%, or bytes at a context"),
+        (master, {"kv_budget": "14"}, "expected a share such as 14%, or bytes at a context"),
         (master, {"kv_budget": "14%", "kv": "q4"}, "expected no --kv beside it; got --kv-budget 14% and"),
         (
             master,

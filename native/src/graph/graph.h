@@ -50,16 +50,18 @@ struct ExactRows {
     LayerCacheSpec spec;       // layout of its rows
 };
 
-// The most tokens of a batch whose K, V and Q a GPU computes concurrently and whose graph it records.
+// The most tokens of a batch whose K, V and Q a GPU computes concurrently, and of one whose graph it records: those of many sequences too,
+// whose launches take longer than their work (1.5B, 9 to 32 tokens: 6.5 ms all).
 constexpr int small_batch = 8;
+constexpr int recorded_batch = 64;
 
-// What a graph computes of the tokens that are wanted: logits, or the hidden states behind the last norm, of which those are made.
+// What a graph computes for the wanted tokens: logits, or the hidden states after the last norm, from which logits are made.
 enum class Result { logits, states };
 
 struct GraphShape {
     int n_tokens = 1;
     int n_seqs = 1;    // with recurrent layers: sequences, of as many tokens each
-    int n_states = 1;  // with recurrent layers: states that are kept of a sequence, behind each of its last tokens
+    int n_states = 1;  // with recurrent layers: states that are kept of a sequence, after each of its last tokens
     int n_outputs = 1;
     Result result = Result::logits;
     int n_threads = 1;

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 
 #include "cache/storage.h"
 #include "devices/layer_runs.h"
 #include "ggml-backend.h"
 #include "graph/graph.h"
+#include "graph/recurrent/state_tensors.h"
 
 namespace lkv {
 
@@ -29,7 +31,9 @@ public:
     virtual void send(const ggml_tensor* tensor, Gpu& other, ggml_tensor* to) = 0;
     // Waits for the run and copies one of its results; null: only waits. Errors: Error when the device failed.
     virtual void finish(const ggml_tensor* tensor, void* data, size_t bytes) = 0;
-    // Behind a run, under eviction: adds what slots have gathered to the cache's masses.
+    // Copies what recurrent layers have once all that was started has run, and does not wait for it.
+    virtual std::shared_ptr<const StateCopy> copy(std::span<const StateTensors::Piece> pieces) = 0;
+    // After a run, under eviction: adds what slots have gathered to the cache's masses.
     virtual void take_masses(KvCache& cache) = 0;
     // Before each run: positions, sequences and slots of this batch, after the cache claimed them. For every cache that it stores into.
     virtual void begin(const KvCache& cache, const BatchSlots& batch) = 0;

@@ -29,6 +29,9 @@ void Session::attach_states() {
         if (stage.on_gpu()) check_gpu_takes(model_->hparams().delta_net);
         stage.states = std::make_unique<StateTensors>(model_->hparams(), stage.run, cache_.states().n_slots(),
                                                       model_->memory(stage.run));
+        if (stage.on_gpu()) {
+            stage.states->copy_by([gpu = stage.gpu.get()](auto pieces) { return gpu->copy(pieces); });
+        }
         memories.push_back(stage.states.get());
     }
     cache_.states().attach(memories);
@@ -46,7 +49,7 @@ void Session::commit_states(std::span<const int32_t> pos, const EqualRuns& runs)
     cache_.states().commit(step_, ends);
 }
 
-// Behind a ubatch: copies of its sequences' states where they may be wanted again.
+// After a ubatch: copies of its sequences' states where they may be wanted again.
 void Session::keep_snapshots(const EqualRuns& ubatch) {
     SequenceState& states = cache_.states();
     for (const int32_t seq : step_.seq) {

@@ -13,7 +13,16 @@ from latentkv.cli._errors import ABORTED, BAD_INPUT, one_line
 from latentkv.console import streams
 from latentkv.errors import expected
 
-_LLAMA_CPP = {"cli": "chat", "run": "chat", "server": "serve"}  # programs of llama.cpp's with other names
+# programs of llama.cpp, and commands of Ollama, under other names
+_ELSEWHERE = {
+    "cli": "chat",
+    "run": "chat",
+    "server": "serve",
+    "show": "info",
+    "create": "convert",
+    "quantize": "convert SOURCE -o OUT.gguf --method none --outtype TYPE",
+    "pull": "chat -hf USER/REPO",
+}
 _PIPE_CLOSED = 141  # 128 + SIGPIPE, as the shell reports it
 
 
@@ -68,7 +77,7 @@ def _hint(argv: list[str]) -> str:
     if argv[0].startswith("-") or argv[0].endswith(".gguf"):
         return f"write latentkv chat {argv[0]} …, or serve in place of chat"
     name = argv[0].removeprefix("llama-")
-    meant = _LLAMA_CPP.get(name) or next(iter(difflib.get_close_matches(name, commands(), 1)), "")
+    meant = _ELSEWHERE.get(name) or next(iter(difflib.get_close_matches(name, commands(), 1)), "")
     return meant and f"write latentkv {meant}"
 
 

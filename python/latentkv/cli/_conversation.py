@@ -35,6 +35,7 @@ class Conversation:
         self._console = console
         self._seed = seed
         self._template = template
+        self._is_cut = False  # the last answer, by its length
         self._options = {"max_tokens": max_tokens, "stop": stop, "stream": True, **sampling}
 
     @property
@@ -127,6 +128,7 @@ class Conversation:
             self._console.note("(stopped)")
         elif reason == "length" and self.llama.n_tokens + 1 >= self.llama.n_ctx():
             self._console.warn(self.full())
+        self._is_cut = reason == "length"
         if not self._console.quiet:
             self._console.note(self.figures())
         return "".join(parts), interrupted
@@ -141,9 +143,10 @@ class Conversation:
         """One line after each turn."""
         t = self.llama.timings.as_dict()
         cached = f", {t['cached_n']} cached" if t["cached_n"] else ""
+        n = t["predicted_n"] + self._is_cut  # the last token of an answer that is cut is drawn, not computed
         return (
             f"prompt {t['prompt_per_second']:.1f} t/s ({t['prompt_n']} tokens{cached}) | "
-            f"answer {t['predicted_per_second']:.1f} t/s ({t['predicted_n']} tokens) | {self.used()}"
+            f"answer {t['predicted_per_second']:.1f} t/s ({n} tokens) | {self.used()}"
         )
 
     def fits(self, text: str) -> bool:

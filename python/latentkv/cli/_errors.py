@@ -23,7 +23,7 @@ def _line(error: BaseException) -> str | None:
     if isinstance(error, OSError):
         reason = error.strerror or str(error)
         return (
-            f"[file] expected to reach {error.filename}; got {reason.lower()}"
+            f"[file] expected to open {error.filename}; got {reason.lower()}"
             if error.filename
             else f"[system] {reason}"
         )

@@ -10,7 +10,7 @@ from typing import Any
 from latentkv.console.printable import printable
 from latentkv.console.terminal import Block, table
 from latentkv.plan import presets
-from latentkv.quantities import bytes_text, count_text
+from latentkv.quantities import bytes_text, count_text, tenths
 
 # What the paths of a tensor and the formats of blocks are, where they occur.
 _PATHS = {
@@ -21,7 +21,12 @@ _PATHS = {
     "latent": "a latent of V, read as it is stored",
 }
 _BLOCKS = (
-    "c8 … c2: blocks of 32 tokens of K, with a scale and a minimum per channel; the latest tokens wait in f16"
+    "c8 to c2, the formats of balanced to smallest, keep K in blocks of 32 tokens, with a scale and a\n"
+    "minimum per channel; the latest tokens wait in f16"
+)
+_LATENTS = (
+    "f16 to q2: the latents in this format, not by the file's plan\n"
+    "bytes/token: rows alone, without exact tokens and factors"
 )
 _PREFILL = {
     "eager": "eager: prompts attend to their past as the cache stores it",
@@ -41,6 +46,8 @@ def blocks(report: dict[str, Any], model: Any, n_ctx: int) -> list[Block]:
     kinds = {name for row in report["forecast"] for name in row["kv"].split("/")}
     if not presets.has_one_row(model) and any(presets.is_in_blocks(name) for name in kinds):
         shown += ["", _BLOCKS]
+    if file["latent"] and len({row["kv"] for row in report["forecast"]}) > 1:
+        shown += ["", _LATENTS]
     if file["master"]:
         shown += ["", *_budgets(report["budgets"])]
     if report["cards"]:
@@ -52,6 +59,7 @@ def blocks(report: dict[str, Any], model: Any, n_ctx: int) -> list[Block]:
 
 
 def _facts(file: dict[str, Any], layers: Sequence[dict[str, Any]]) -> str:
+    prefill = file["regions"]["prefill"]
     facts = [
         ("file", f"{file['path']} ({bytes_text(file['size_bytes'])})"),
         *([("sidecar", file["sidecar"])] if file["sidecar"] else []),
@@ -74,7 +82,7 @@ def _facts(file: dict[str, Any], layers: Sequence[dict[str, Any]]) -> str:
         ("cache", _cache_text(file)),
         *([("factors", _factors(file))] if file["latent"] else []),
         *([("exact", kept)] if (kept := _exact(file["regions"])) else []),
-        ("prefill", _PREFILL[file["regions"]["prefill"]]),
+        *([("prefill", _PREFILL[prefill])] if file["latent"] or prefill == "lazy" else []),
         *([("recipe", str(file["recipe"]))] if file["recipe"] else []),
     ]
     return "\n".join(f"{name:<8} {printable(value)}" for name, value in facts)
@@ -225,7 +233,7 @@ def _memory(forecast: list[dict[str, Any]], on_gpu: bool) -> list[Block]:
         rows.append(
             [
                 kv,
-                f"{last['per_token']:.1f}",
+                tenths(last["per_token"]),
                 f"{100 * last['per_token'] / (last['f16_per_token'] + last['cell_bytes']):.1f} %",
                 *(bytes_text(at[count]["total"]) for count in contexts),
                 bytes_text(last["compute"]),
@@ -267,17 +275,18 @@ def _memory(forecast: list[dict[str, Any]], on_gpu: bool) -> list[Block]:
 
 def _cards(cards: list[dict[str, Any]]) -> list[Block]:
     """One row per GPU and cache: what it holds with the longest context that fits."""
+    parts = ["weights", *["states"] * any(card["states"] for card in cards), "rows", "compute"]
     rows = [
         [
             bytes_text(card["free"]),
             card["kv"],
-            *(bytes_text(card[part]) for part in ("weights", "states", "rows", "compute")),
+            *(bytes_text(card[part]) for part in parts),
             str(card["n_ctx"]) if card["n_ctx"] else "none fits",
         ]
         for card in cards
     ]
-    head = "what a GPU holds with all layers; 1 GiB of it is left alone"
-    return [head, table(["GPU", "--kv", "weights", "states", "rows", "compute", "longest context"], rows)]
+    head = "the longest context with all layers on a GPU, of which 1 GiB stays free"
+    return [head, table(["GPU", "--kv", *parts, "longest context"], rows, left=2)]
 
 
 def _budgets(rows: list[dict[str, Any]]) -> list[Block]:
@@ -285,7 +294,7 @@ def _budgets(rows: list[dict[str, Any]]) -> list[Block]:
     cells = [
         [
             row["budget"],
-            f"{row['per_token']:.1f}",
+            tenths(row["per_token"]),
             f"{bytes_text(row['total'])} at {row['n_ctx']}",
             row["exact"],
             "–" if row["kld"] is None else f"{row['kld']:.2g}",

@@ -123,7 +123,7 @@ class Repl:
             self._conversation.figures(),
             f"cache {bytes_text(kv['total'])} allocated: K {bytes_text(kv['k'])}, V {bytes_text(kv['v'])}, "
             f"positions {bytes_text(kv['cells'])}; "
-            f"{kv['per_token']:.1f} bytes per token ({kv['f16_per_token']:.0f} in f16)",
+            f"{kv['per_token']:.0f} bytes per token ({kv['f16_per_token']:.0f} in f16)",
             *(
                 [
                     f"states of recurrent layers {bytes_text(kv['states'])}, "
@@ -137,7 +137,7 @@ class Repl:
                 f"  {_REGIONS.get(r['name'], r['name'])}: {r['slots']} tokens, {bytes_text(r['k'] + r['v'])}"
                 for r in kv["regions"]
             ),
-            *(f"{what}: {where}" for what, where in llama.session.implementations.items()),
+            f"attention: {llama.session.implementations['latent_attn']}",
         ]
         self._console.note("\n".join(lines))
 

@@ -22,7 +22,7 @@ _EPILOG = """examples:
   latentkv bench model.gguf -d 0,4096,16384 --kv f16,small
   latentkv bench model.gguf -p 0 -n 64 -d 32768 --kv q8/q4 --json
 
-"kv" is the number of bytes that the cache allocated for that row. Random tokens fill it by prefill."""
+"cache" is what the cache of that row takes in memory. It is filled with random tokens."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -42,7 +42,8 @@ def main(argv: Sequence[str]) -> int:
     model = _core.Model(args.model, latent_path=args.latent, **options.placement(args, fit))
     rows: list[Measurement] = []
     n_runs = sum((args.repetitions + 1) * ((args.n_prompt > 0) + (args.n_gen > 0)) + (d > 0) for d in depths)
-    with stage(len(formats) * n_runs, "bench", "run") as bar:
+    n_runs *= len(formats)
+    with stage(n_runs, "bench", "run") as bar:
         runs = itertools.count()
 
         def begins(text: str) -> None:
@@ -61,6 +62,7 @@ def main(argv: Sequence[str]) -> int:
                     options=fit.options,
                     note=begins,
                 )
+        bar.reach(n_runs)
     if args.output == "json":
         result = {
             "model": args.model,
@@ -77,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
         print(json.dumps(result, indent=2))
     else:
         layout = markdown if args.output == "md" else table
-        header = ["model", "kv", "test", "size", "params", "threads", "t/s", "kv"]
+        header = ["model", "kv", "test", "size", "params", "threads", "t/s", "cache"]
         show(layout(header, _cells(model, args, rows), left=3))
     return 0
 

@@ -17,6 +17,7 @@ from latentkv.console.progress import stage
 from latentkv.console.reading import read_text
 from latentkv.console.terminal import Block, show, table
 from latentkv.errors import expected
+from latentkv.quantities import tenths
 
 _EPILOG = """examples:
   latentkv perplexity model.gguf -f wiki.txt -c 2048
@@ -145,12 +146,13 @@ def report(r: dict[str, Any]) -> list[Block]:
     allocated = r["kv_bytes"] / (r["parallel"] * r["n_ctx"])
     exact = ""
     if allocated > 1.01 * r["kv_bytes_per_token"]:
-        exact = f"; {allocated:.1f} at {r['n_ctx']} tokens with the exact ones"
+        exact = f"; {tenths(allocated)} with exact tokens, at a context of {r['n_ctx']}"
     lines: list[Block] = [
         f"perplexity  {r['ppl']:.4f} ± {r['ppl_se']:.4f}   "
-        f"({r['tokens']} tokens scored in {r['chunks']} windows of {r['n_ctx']}, {r['window']}"
+        f"({r['tokens']} tokens scored in {'the second halves of ' if r['window'] == 'llama' else ''}"
+        f"{r['chunks']} windows of {r['n_ctx']}"
         f"{', decoded one by one' if r['decode'] else ''})",
-        f"cache       {r['kv_bytes_per_token']:.1f} bytes per token, "
+        f"cache       {tenths(r['kv_bytes_per_token'])} bytes per token, "
         f"{100 * share:.1f} % of full K and V in f16{exact}",
         f"speed       {r['tokens_per_second']:.0f} tokens/s",
     ]
@@ -158,7 +160,7 @@ def report(r: dict[str, Any]) -> list[Block]:
         kld = r["kld"]
         lines += [
             "",
-            f"against {r['kld_against']} ({r['kv_bytes_per_token_ref']:.1f} bytes per token)",
+            f"against {r['kld_against']} ({tenths(r['kv_bytes_per_token_ref'])} bytes per token)",
             f"  perplexity ratio  {r['ppl_ratio']:.5f} ± {r['ppl_ratio_se']:.5f}"
             f"   (reference {r['ppl_ref']:.4f})",
             f"  KL divergence     {kld['mean']:.6f} ± {kld['mean_se']:.6f}",

@@ -18,6 +18,7 @@ from latentkv.console.arguments import Parser, number, number_or_auto, text
 from latentkv.console.printable import printable
 from latentkv.console.reading import read_text
 from latentkv.errors import LatentKVError, expected
+from latentkv.quantities import bytes_text
 from latentkv.session.pooling import NORMS, POOLINGS
 
 if TYPE_CHECKING:
@@ -179,9 +180,11 @@ def _told(args: argparse.Namespace, serving: Serving) -> str:
     share = 100 * told["total"] / told["f16_total"]
     host = f"[{args.host}]" if ":" in args.host else args.host
     return (
-        f"{printable(serving.name)}: {args.parallel} sequences share {serving.about['n_ctx']} tokens, cache "
-        f"{told['total'] / 2**20:.1f} MiB ({share:.1f} % of f16), {told['implementation']}\n"
-        f"http://{host}:{args.port}"
+        f"{printable(serving.name)}: {args.parallel} sequences share {serving.about['n_ctx']} tokens; the "
+        f"cache takes {bytes_text(told['total'])} ({share:.3g} % of f16); attention: "
+        f"{told['implementation']}\n"
+        f"http://{host}:{args.port}{' (chat page)' if args.page else ''}, OpenAI's API at "
+        f"http://{host}:{args.port}/v1"
     )
 
 

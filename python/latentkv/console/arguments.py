@@ -7,6 +7,7 @@ hand is one class that turns argparse's sentences into ours."""
 from __future__ import annotations
 
 import argparse
+import difflib
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -67,7 +68,20 @@ class Parser(argparse.ArgumentParser):
         missing = message.removeprefix("the following arguments are required: ")
         if missing != message:
             raise expected(self.prog, missing, "none", f"see {self.prog} --help")
-        raise expected(self.prog, f"options as in {self.prog} --help", message)
+        unknown = message.removeprefix("unrecognized arguments: ")
+        raise expected(
+            self.prog, f"options as in {self.prog} --help", unknown, self._alike(unknown.split()[0])
+        )
+
+    def _alike(self, word: str) -> str:
+        """A hint at the option of --help that `word` begins, or is a slip of."""
+        actions = self._option_string_actions.items()
+        own = [name for name, a in actions if name.startswith("--") and a.help is not argparse.SUPPRESS]
+        if not word.startswith("--"):
+            return ""
+        found = [option for option in own if option.startswith(word)]
+        found = found or difflib.get_close_matches(word, own, 1, 0.75)
+        return f"perhaps {found[0]}" if found else ""
 
 
 def number(allowed: Range | RealRange) -> Callable[[str], float]:

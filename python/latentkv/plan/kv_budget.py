@@ -71,7 +71,7 @@ def parse(text: str) -> KvBudget:
         size, n_ctx = int(float(match[1]) * _UNITS[match[2] or ""]), int(match[3])
         if size > 0 and 0 < n_ctx <= 1 << 28:
             return KvBudget(text, None, size, n_ctx)
-    raise expected("--kv-budget", "a share as 14%, or bytes at a context as 2.5GiB@131072", text)
+    raise expected("--kv-budget", "a share such as 14%, or bytes at a context such as 2.5GiB@131072", text)
 
 
 AUTO = KvBudget("auto")  # to be chosen: as much as fits

@@ -141,7 +141,7 @@ def _known(model: _core.Model, name: str, where: str) -> str:
     if name in PRESETS:
         raise expected(
             where,
-            f"a row format, as {PRESETS[name].formats.split('/')[0]}",
+            f"a row format such as {PRESETS[name].formats.split('/')[0]}",
             name,
             f"kv {name} is for K and V together",
         )
@@ -153,8 +153,10 @@ def _known(model: _core.Model, name: str, where: str) -> str:
 
 def unknown(where: str, got: str) -> LatentKVError:
     """The error for a cache type that does not exist."""
+    if where != "kv":  # of K or V alone, which no preset is
+        return expected(where, "a row format such as q8_0 or q4 (docs/cache.md)", repr(got))
     named = ", ".join(name for name, _, _ in choices())
-    return expected(where, f"{named}, or row formats as q4 or c4/q4 (docs/cache.md)", repr(got))
+    return expected(where, f"{named}, or row formats such as q4 or c4/q4 (docs/cache.md)", repr(got))
 
 
 def _require_alone(options: SessionOptions) -> None:
@@ -168,4 +170,4 @@ def _require_alone(options: SessionOptions) -> None:
 def _require_plain(model: _core.Model, name: str) -> None:
     if not model.is_plain:
         got = f"{name} for a file with a latent cache"
-        raise expected("kv", "a row format, as q4", got, "leave it out: the file's own plan is smaller")
+        raise expected("kv", "a row format such as q4", got, "leave it out: the file's own plan is smaller")

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -91,11 +93,11 @@ def install(app: FastAPI) -> None:
             )
         if first["type"] == "extra_forbidden":
             return response(path, 400, f"[{param}] expected a parameter that exists; got {param}", param)
-        return response(path, 400, f"[{param or 'body'}] {first['msg']}", param)
+        return response(path, 400, f"[{param or 'body'}] {_complaint(first)}", param)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
-        return response(request.url.path, error.status_code, str(error.detail))
+        return response(request.url.path, error.status_code, _no_route(request, error))
 
     @app.exception_handler(Refused)
     async def refused(request: Request, error: Refused) -> JSONResponse:
@@ -106,3 +108,28 @@ def install(app: FastAPI) -> None:
     async def other(request: Request, error: Exception) -> JSONResponse:
         found = of(error)
         return response(request.url.path, found.status, found.message, found.param, found.code)
+
+
+def _complaint(first: Mapping[str, Any]) -> str:
+    """What pydantic says of a value, in our form: `expected a valid list; got 'hi'`."""
+    if first["type"] == "missing":
+        return "expected a value; got none"
+    wanted = re.fullmatch(r"Input should be (.+)", first["msg"])
+    return f"expected {wanted[1]}; got {_short(first.get('input'))}" if wanted else str(first["msg"])
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:79]}…"
+
+
+def _no_route(request: Request, error: HTTPException) -> str:
+    path = shown(request.url.path)
+    if error.status_code == 405:
+        return (
+            f"[{path}] expected {(error.headers or {}).get('Allow', 'another method')}; got {request.method}"
+        )
+    if error.status_code != 404:
+        return str(error.detail)
+    hint = "; OpenAI's interface is at /v1" if path.startswith("/api/") else ""  # Ollama's
+    return f"[{path}] expected a route of this server; got none of this name{hint}"

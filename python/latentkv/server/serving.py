@@ -43,7 +43,7 @@ class Serving:
 
     def check_model(self, asked: str | None) -> None:
         if asked not in (None, "", "default", self.name):
-            message = f"[model] expected {self.name}; got {asked}"
+            message = f"[model] expected {self.name} or default; got {asked}; serve with --alias to rename it"
             raise errors.Refused(404, message, "model", "model_not_found")
 
     def tokens(self, prompt: str | Sequence[int], special: bool = True) -> list[int]:

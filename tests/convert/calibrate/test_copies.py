@@ -114,6 +114,56 @@ def test_fisher_moments_equal_autograd_through_the_body_copies(
         assert np.allclose(found[layer][f"{name}_energy"], energy / energy.mean(0), rtol=1e-2, atol=1e-4)
 
 
+def test_slopes_of_all_layers_that_read_a_copy_add_up(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gemma 4's last layers read an earlier one's K and V. RoPE, which differs between layers, leaves the
+    gradient of a key as long as it is."""
+    shared = {"num_kv_shared_layers": 3, "hidden_size_per_layer_input": 32, "attention_k_eq_v": False}
+    layers = {
+        "num_hidden_layers": 5,
+        "layer_types": ["sliding_attention", "full_attention"] * 2 + ["full_attention"],
+    }
+    directory = tiny("gemma4", **shared, **layers)
+    source = stream(directory, windows=3, window=WINDOW)
+    labels = torch.from_numpy(
+        np.random.default_rng(1).integers(0, source.spec.n_vocab, (WINDOW, 2 * head.PAIRS))
+    )
+    monkeypatch.setattr(head, "drawn", lambda predicted, generator: labels)
+    monkeypatch.setattr(copies, "LIMIT", 1e9)
+    found = dict(copies.collect(source, SINK, RECENT, seed=0))
+    assert [found[layer].keys() == {"nothing"} for layer in range(5)] == [False, False, True, True, True]
+
+    probe = Probe()
+    AttentionInterface.register("two_nodes", probe)
+    model = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float64, attn_implementation="two_nodes"
+    )
+    slopes: dict[tuple[int, str], list[np.ndarray]] = {}
+    for window in copies.split(3)[0]:
+        logits = model(source.tokens[window : window + 1], use_cache=True).logits[0]
+        chosen = logits.gather(1, labels)
+        loss = (chosen[:, ::2] - chosen[:, 1::2]).sum() / (2 * head.PAIRS) ** 0.5
+        of_window: dict[tuple[int, str], np.ndarray] = {}
+        for (layer, side), slope in zip(
+            probe.zeros, torch.autograd.grad(loss, list(probe.zeros.values())), strict=True
+        ):
+            key = source.spec.rows_of(layer), side
+            of_window[key] = of_window.get(key, 0) + flat(slope)
+        for key, whole in of_window.items():
+            slopes.setdefault(key, []).append(whole)
+    assert {layer for layer, _ in slopes} == {0, 1}
+    for (layer, side), parts in slopes.items():
+        rows = np.concatenate([part[SINK:] for part in parts])
+        n_kv = source.spec.at(layer).n_kv
+        energy = np.square(rows).reshape(len(rows), n_kv, -1).sum(2)
+        name = "v" if side == "v" else "normed"
+        assert np.allclose(found[layer][f"{name}_energy"], energy / energy.mean(0), rtol=1e-2, atol=1e-3)
+        traces = np.trace(found[layer][f"{name}_fisher"]), energy.sum() / len(rows)
+        assert abs(traces[0] / traces[1] - 1) < 1e-3
+        if side == "v":
+            expected = rows.T @ rows / len(rows)
+            assert np.linalg.norm(found[layer]["v_fisher"] - expected) / np.linalg.norm(expected) < 1e-3
+
+
 def test_tokens_that_only_the_recent_window_reads_have_no_slope(tiny: Tiny) -> None:
     found = dict(copies.collect(stream(tiny(), windows=1, window=WINDOW), SINK, RECENT, seed=0))
     for layer in found.values():

@@ -79,7 +79,7 @@ def test_a_conversion_without_a_text(
     words += ["--calib-window", "192", "--fisher-tokens", "768", "--recent", "32"]
     assert cli.main(words) == 0
     said = capsys.readouterr().err
-    assert "measuring on prose, code, chat, numbers at hand; --calib FILE takes" in said
+    assert "measuring on the default text (prose, code, chat, numbers); --calib FILE" in said
     first = (tmp_path / "out.gguf").read_bytes()
     assert cli.main([*words, "--no-cache"]) == 0
     assert (tmp_path / "out.gguf").read_bytes() == first

@@ -383,7 +383,7 @@ def test_a_kept_channel_pays_for_factors_that_grow() -> None:
 
 @pytest.mark.parametrize("text", ["14", "0%", "-3%", "14%@4096", "2GB@4096", "1GiB", "1GiB@0", "half"])
 def test_a_budget_is_a_share_or_bytes_at_a_context(text: str) -> None:
-    with pytest.raises(Exception, match="a share as 14%, or bytes at a context"):
+    with pytest.raises(Exception, match="a share such as 14%, or bytes at a context"):
         parse(text)
 
 

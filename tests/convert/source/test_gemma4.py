@@ -70,7 +70,7 @@ def test_logits_equal_transformers(config: dict[str, Any], tiny: Tiny, tmp_path:
 def test_layers_that_embed_tokens_and_share_k_and_v(
     config: dict[str, Any], tiny: Tiny, calib: Path, tmp_path: Path
 ) -> None:
-    """E2B and E4B: from a checkpoint, and from a stock file; no method follows them yet."""
+    """E2B and E4B: from a checkpoint, and from a stock file."""
     checkpoint, ids = tiny("gemma4", **ERF, **config), token_ids()
     expected = expected_logits(checkpoint, ids)
     path = tmp_path / "plain.gguf"
@@ -99,9 +99,37 @@ def test_layers_that_embed_tokens_and_share_k_and_v(
     described = keys(tmp_path / "again.gguf")
     assert described["gemma4.attention.shared_kv_layers"] == config["num_kv_shared_layers"]
     assert again.n_params == model.n_params
-    for words in (["--kv-budget", "50%"], ["--method", "none", "--outtype", "q4_k_m"]):
-        with pytest.raises(ConvertError, match=r"layers (that )?(share K and V|embed tokens)"):
-            run(checkpoint, tmp_path / "refused.gguf", *words, "--calib", str(calib))
+
+
+@pytest.mark.parametrize("prefer", ["size", "speed"])
+@pytest.mark.parametrize("n_shared", [3, 0])
+def test_latents_that_several_layers_read(
+    n_shared: int, prefer: str, tiny: Tiny, calib: Path, tmp_path: Path
+) -> None:
+    """With all channels the logits are the original's, prompts whole or in steps, after a state and in
+    several sequences; layers that share K and V have none of their own."""
+    checkpoint, ids = tiny("gemma4", **ERF, **E | {"num_kv_shared_layers": n_shared}), token_ids()
+    expected = expected_logits(checkpoint, ids)
+    model = run(checkpoint, tmp_path / "out.gguf", *ALL, "--prefer", prefer, "--calib", str(calib))
+    own = model.layers[: 6 - n_shared]
+    assert {layer["k"]["path"] for layer in own} == {"rebuild" if prefer == "size" else "rotated"}
+    assert {layer["v"]["path"] for layer in own} == {"latent"}
+    for options in ({}, {"implementation": "reference"}, {"sink": 0, "recent": 0}):
+        live = core.Session(model, n_ctx=256, n_threads=1, kv="f32", kv_recent="f32", **options)
+        assert distance(live.decode(ids, output="all"), expected) < 1e-4, options
+    assert distance(step_by_step(model, ids, N - 80), expected[N - 81 :]) < 1e-4
+    live = core.Session(model, n_ctx=512, n_threads=1, n_seq_max=3, kv="f32", kv_recent="f32")
+    live.decode(ids[:100], output="last")
+    held = core.Session(model, n_ctx=512, n_threads=1, n_seq_max=3, kv="f32", kv_recent="f32")
+    held.set_state(live.state_bytes())
+    assert distance(held.decode(ids[100:], output="all"), expected[100:]) < 1e-4
+    live.seq_cp(0, 2)
+    for seq in (0, 2):
+        n = len(ids) - 100
+        got = live.decode(ids[100:], pos=list(range(100, 100 + n)), seq=[seq] * n, output="all")
+        assert distance(got, expected[100:]) < 1e-4
+    quantized = session(model, kv="").decode(ids, output="all")
+    assert 1e-4 < distance(quantized, expected) < 0.1
 
 
 @pytest.mark.parametrize("prefer", ["size", "speed"])
@@ -248,6 +276,22 @@ def test_a_stock_file_is_opened_and_converted(
     assert 1e-4 < distance(got, theirs) < 0.6
 
 
+def test_the_unified_model(tiny: Tiny, tmp_path: Path) -> None:
+    """Gemma 4 12B: text as in the others, with defaults of its own."""
+    named = {"model_type": "gemma4_unified_text", "architectures": ["Gemma4UnifiedForCausalLM"]}
+    checkpoint = tiny("gemma4", **ERF)
+    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    (checkpoint / "config.json").write_text(json.dumps(config | named), encoding="utf-8")
+    equals_transformers(checkpoint, tmp_path / "plain.gguf")
+    less = archs.tiny("gemma4") | named
+    for name in ("hidden_size_per_layer_input", "vocab_size_per_layer_input", "sliding_window"):
+        del less[name]
+    spec = archs.model_spec({"model_type": "gemma4_unified", "text_config": less, "vision_config": {}})
+    assert spec.keys["embedding_length_per_layer_input"] == 0
+    assert spec.block.windows == (1024, 0, 0)
+    assert spec.layers == "model.language_model.layers"
+
+
 def test_the_text_part_of_a_model_that_sees_pictures(tiny: Tiny, tmp_path: Path) -> None:
     from safetensors.numpy import load_file, save_file
 
@@ -333,6 +377,6 @@ def test_tensors_that_contradict_the_keys(tiny: Tiny, calib: Path, tmp_path: Pat
     without = ("blk.1.attn_v_e.weight", "blk.1.attn_v_e.bias")
     bad = rewritten(latent, tmp_path / "bad.gguf", keys=own, without=without)
     with pytest.raises(
-        core.Error, match=r"expected blk\.1\.attn_v_e\.weight, latents of V behind its norm; got none"
+        core.Error, match=r"expected blk\.1\.attn_v_e\.weight, latents of V after its norm; got none"
     ):
         core.Model(str(bad))

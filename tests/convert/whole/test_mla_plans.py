@@ -107,7 +107,7 @@ def run_beside(source: Path, output: Path, *options: str) -> None:
             ["--method", "palu"],
             r"--method\] expected waterfill or none, as keys and values are one row \(MLA\)",
         ),
-        (["--scales", "row"], r"--scales row\] expected none for MLA"),
+        (["--scales", "row"], r"--scales\] expected segment for MLA: no factor .* turned channels"),
         (["--one-row"], r"--one-row\] expected a model that makes V of keys in some layer"),
     ],
 )

@@ -101,3 +101,18 @@ def test_a_changed_number_makes_the_page_stale(tmp_path: Path) -> None:
 def test_a_block_without_a_source_is_an_error(tmp_path: Path, block: str) -> None:
     with pytest.raises(tables.StaleError, match=r"^\[tables\] expected .*; got "):
         tables.render(block, tmp_path)
+
+
+def test_pages_stay_short() -> None:
+    """Words, table cells included. The file format's page is normative and may be long."""
+    folders = ("", "docs/**/", "bench/", "models/*/", "native/src/ops/cuda/")
+    pages = [page for folder in folders for page in ROOT.glob(f"{folder}*.md")]
+    words = {path.relative_to(ROOT).as_posix(): len(path.read_text("utf-8").split()) for path in pages}
+    limits = {"README.md": 900, "docs/gguf.md": 4000}
+    long = {
+        name: count
+        for name, count in words.items()
+        if count > limits.get(name, 600 if name.startswith("docs/lab/") else 2000)
+    }
+    assert not long
+    assert sum(words.values()) <= 25_000

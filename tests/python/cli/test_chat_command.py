@@ -135,7 +135,7 @@ def test_conversation(terminal: Terminal, tmp_path: Path) -> None:
     assert "loaded 4 messages | context " in terminal.turn(f"/load {tmp_path}/talk.lkv")
     assert " cached)" in terminal.turn("/regen")
     assert "system message: Be a cat." in terminal.turn("/system Be a cat.")
-    assert "error: [file] expected to reach" in terminal.turn(f"/load {tmp_path}/none")
+    assert "error: [file] expected to open" in terminal.turn(f"/load {tmp_path}/none")
     terminal.send(b"/exit\n")
     assert terminal.status() == 0
 

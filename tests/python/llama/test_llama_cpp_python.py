@@ -64,3 +64,11 @@ def test_the_list_of_what_is_missing_names_what_exists() -> None:
 def test_neutral_values_are_for_arguments_that_exist() -> None:
     known = {*NAMES["classes"]["Llama"]["__init__"], "chat_handler", "lora_base"}
     assert set(compat._NEUTRAL) <= known
+
+
+def test_constants_keep_their_names_and_numbers() -> None:
+    """`import latentkv as llama_cpp`, then Llama(…, type_k=llama_cpp.GGML_TYPE_Q8_0)."""
+    names = ("GGML_TYPE_F16", "GGML_TYPE_Q8_0", "GGML_TYPE_BF16", "LLAMA_POOLING_TYPE_LAST")
+    assert [getattr(latentkv, name) for name in names] == [1, 8, 30, 3]
+    assert (latentkv.LLAMA_SPLIT_MODE_NONE, latentkv.LLAMA_SPLIT_MODE_LAYER) == (0, 1)
+    assert not hasattr(latentkv, "GGML_TYPE_Q9_0")

@@ -123,7 +123,7 @@ def test_command_reports_to_people(run: Any, latent_gguf: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["-f", "none.txt"], "error: [file] expected to reach none.txt; got no such file or directory"),
+        (["-f", "none.txt"], "error: [file] expected to open none.txt; got no such file or directory"),
         (["-f", TEXT, "-c", 100_000], "error: [text] expected at least one window of 100000 tokens; got "),
         (["-f", TEXT, "-c", 2], "error: [-c] expected windows of at least 4 tokens; got 2"),
         (["-f", TEXT, "--chunks", 0], "error: [--chunks] expected 1 … 2147483647; got 0"),

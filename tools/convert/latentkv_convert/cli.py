@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import os
 import re
+import shlex
 import signal
 import sys
 import threading
@@ -17,6 +18,7 @@ from latentkv.console.arguments import Parser
 from latentkv.console.printable import printable
 from latentkv.console.terminal import show
 from latentkv.errors import LatentKVError
+from latentkv.quantities import bytes_text
 
 from . import limits
 from .compute import heap
@@ -269,7 +271,9 @@ def main(argv: Sequence[str] | None = None, prog: str = "latentkv convert") -> i
         return stop.status
     show(*report.blocks(), "")
     for path in report.files:
-        print(f"wrote {path} ({path.stat().st_size} bytes)")
+        print(f"wrote {path} ({bytes_text(path.stat().st_size)})")
+    files = [recipe.source, "--latent", recipe.output] if recipe.sidecar else [recipe.output]
+    print(printable(f"to run it: {shlex.join(['latentkv', 'chat', '-m', *map(str, files)])}"))
     return 0
 
 

@@ -185,6 +185,23 @@ class ModelSpec:
         """Whether some layer reads an earlier one's K and V."""
         return any(shape.shares_kv for shape in self.heads)
 
+    def rows_of(self, layer: int) -> int:
+        """The layer whose K and V a layer reads: where it has none, the last one before such layers that is
+        of its kind, with a window or without."""
+        if not self.at(layer).shares_kv:
+            return layer
+        kind = self.window(layer)
+        own = (each for each in self.row_layers if self.window(each) == kind)
+        return max(own)
+
+    def makes_rows(self, layer: int) -> bool:
+        """Whether a layer has K and V of its own."""
+        return self.attends(layer) and not self.at(layer).shares_kv
+
+    @property
+    def row_layers(self) -> tuple[int, ...]:
+        return tuple(filter(self.makes_rows, range(self.n_layer)))
+
     def group_at(self, layer: int, group: int) -> int:
         """KV heads of this layer that are as wide together as `group` heads of most layers: at least one, and
         a divisor of its heads."""
@@ -302,6 +319,7 @@ class SidePlan:
     segments: tuple[tuple[int, ...], ...] = ()  # widths per group; empty for `full`
     formats: tuple[tuple[str, ...], ...] | None = None  # a row format per segment, or no plan
     one_scale: bool = False  # of a row, in formats n8 … n1: every channel has second moment 1
+    regains: bool = False  # factors make up for what few bits take from the energy (fuse/energy.py)
 
     @property
     def kept(self) -> tuple[int, ...]:

@@ -35,7 +35,7 @@ def bits_map(spec: ModelSpec, plan: Plan, title: str, path: Path) -> None:
     """Layers x channels in order of importance, K beside V, coloured by the bits a channel is stored in;
     below them what the plan was chosen from."""
     plt, found = _pyplot(), plan.frontier
-    layers, step = spec.attention_layers, 1 if len(spec.attention_layers) <= 40 else 4
+    layers, step = spec.row_layers, 1 if len(spec.row_layers) <= 40 else 4
     heights = [1.6 + 0.3 * len(layers)] + ([] if found is None else [3.2])
     figure = plt.figure(figsize=(9, sum(heights)), layout="constrained")
     grid = figure.add_gridspec(len(heights), 2, height_ratios=heights)
@@ -74,7 +74,7 @@ def rank_map(spec: ModelSpec, plan: Plan, title: str, path: Path) -> None:
     plt = _pyplot()
     groups = {side: max(max(len(layer.side(side).ranks), 1) for layer in plan.layers) for side in SIDES}
     columns = max(groups.values())
-    layers, step = spec.attention_layers, 1 if len(spec.attention_layers) <= 40 else 4
+    layers, step = spec.row_layers, 1 if len(spec.row_layers) <= 40 else 4
     figure, axes = plt.subplots(
         1,
         2,
@@ -141,12 +141,12 @@ def _frontier(axis: Any, found: Frontier) -> None:
 
 def _label(line: Line, found: Frontier) -> str:
     us = line.own.us
-    return line.name if us is None else f"{line.name}: {us[found.depths.index(LABELLED)]:.1f} us"
+    return line.name if us is None else f"{line.name}: {us[found.depths.index(LABELLED)]:.1f} µs"
 
 
 def _title(found: Frontier) -> str:
     """The legend's title: what its times are, and the time of full f16 rows."""
     if found.full_us is None or all(line.own.us is None for line in found.lines):
         return "KV heads that share a latent"
-    full = f"full f16 {found.full_us[found.depths.index(LABELLED)]:.1f} us"
-    return f"KV heads that share a latent: us a layer\nat {LABELLED} tokens, {found.gpu}\n({full})"
+    full = f"full f16 {found.full_us[found.depths.index(LABELLED)]:.1f} µs"
+    return f"KV heads that share a latent: µs a layer\nat {LABELLED} tokens, {found.gpu}\n({full})"

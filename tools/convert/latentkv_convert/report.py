@@ -47,7 +47,7 @@ class Report:
     def keep(self) -> float:
         """Kept fraction of all KV dimensions in the middle region; a full layer keeps all of them."""
         kept = full = 0
-        for index in self.spec.attention_layers:
+        for index in self.spec.row_layers:
             for name in SIDES:
                 width, side = self.spec.at(index).of_side(name).kv_width, self.plan.layers[index].side(name)
                 kept += 0 if side == OF_VALUE else sum(side.kept) or width
@@ -135,7 +135,7 @@ class Report:
         """For the terminal."""
         full = plan_sizes.full_bytes_per_token(self.spec, self.plan, CONTEXT)
         header, rows = ["layer", "K path", "K ranks", "K energy", "V path", "V ranks", "V energy"], []
-        for index in self.spec.attention_layers:
+        for index in self.spec.row_layers:
             layer, row = self.plan.layers[index], [str(index)]
             for side in SIDES:
                 chosen = layer.side(side)
@@ -177,20 +177,22 @@ class Report:
         cache = self.cache()
         size = f"{cache['bytes'] / 2**20:.1f} MiB at {CONTEXT} tokens"
         share = f"{100 * cache['share_of_f16']:.2f} % of f16"
-        whole = f"{self.plan.sink} first and {self.plan.recent} latest tokens in {self.plan.recent_format}"
-        lines = [f"whole cache, with the {whole}: {size}, {share}"]
-        lines.append(f"weights: {self.added_weight_bytes / 2**20:+.1f} MiB of factors")
+        exact = (
+            f"the first {self.plan.sink} and latest {self.plan.recent} tokens in {self.plan.recent_format}"
+        )
+        lines = [f"whole cache: {size}, {share}, with {exact}"]
+        lines.append(f"weights: {self.added_weight_bytes / 2**20:+.1f} MiB, the factors")
         if (seen := self.plan.forecast) is not None:
             error = "" if math.isnan(seen.error) else f" ± {seen.error:.1g}"
-            held = f"measured on {seen.n_windows} held-back windows"
+            held = f"measured on {seen.n_windows} held-back window{'s' * (seen.n_windows != 1)}"
             lines.append(f"expected divergence: {seen.kld:.2g}{error} nats per token ({held})")
         if (trained := self.plan.polished) is not None:
             of = f"factors of step {trained.kept} of {trained.steps}"
             lines.append(f"polished: {trained.share:.0%} of the loss is left ({of})")
         if self.recipe.options.get("quick"):
-            lines.append("converted with --quick on a quarter of the text: without it less is lost")
+            lines.append("converted with --quick, on a quarter of the text: without it the cache loses less")
         if self.plan.frontier is not None:
-            heads = f"one latent of {self.plan.frontier.line.name} KV heads"
+            heads = f"KV heads that share a latent: {self.plan.frontier.line.name}"
             lines.append(self.plan.frontier.sentence if self._timed else heads)
         return lines
 
@@ -218,7 +220,7 @@ def finish(
     drawn = recipe.draws and not plan.is_full
     files = recipe.outputs[: 3 if drawn else 2]
     shares = {side: [work.energy(plan, i, side) for i in range(work.spec.n_layer)] for side in SIDES}
-    layers = [(index, plan.layers[index]) for index in work.spec.attention_layers]
+    layers = [(index, plan.layers[index]) for index in work.spec.row_layers]
     centred = {s: [i for i, each in layers if center.centred(work, i, s, each.side(s).path)] for s in SIDES}
     report = Report(
         recipe,

@@ -33,7 +33,7 @@ void SequenceState::drop_slots_before_last(int seq) {
         release(kept[i]);
         kept[i].slot = -1;
     }
-    std::erase_if(kept, [](const Snapshot& s) { return s.slot < 0 && s.copy == nullptr; });
+    std::erase_if(kept, [](const Snapshot& s) { return s.slot < 0 && !s.is_copied(); });
 }
 
 // The slot of what the sequence has now.
@@ -44,13 +44,11 @@ int SequenceState::source_of(int seq) {
     Snapshot& last = kept.back();
     if (last.slot >= 0) return last.slot;
     last.slot = claim_slot();
-    const uint8_t* from = last.copy == nullptr ? nullptr : last.copy->data();
-    for (StateMemory* memory : memories_) {
-        if (from == nullptr) {
-            memory->clear(last.slot);
+    for (size_t i = 0; i < memories_.size(); i++) {
+        if (last.is_copied()) {
+            memories_[i]->write(last.slot, last.copy[i]->bytes());
         } else {
-            memory->write(last.slot, from);
-            from += memory->slot_bytes();
+            memories_[i]->clear(last.slot);
         }
     }
     return last.slot;
@@ -78,7 +76,7 @@ void SequenceState::commit(const Step& step, std::span<const int32_t> ends) {
     for (size_t i = 0; i < n_seqs; i++) {
         for (int s = step.n_states() - 1; s >= 0; s--) {
             const int64_t slot = step.to[static_cast<size_t>(s) * n_seqs + i];
-            of(step.seq[i]).push_back({ends[i] - s, static_cast<int>(slot), nullptr});
+            of(step.seq[i]).push_back({ends[i] - s, static_cast<int>(slot), {}});
         }
     }
 }
@@ -89,14 +87,14 @@ void SequenceState::abandon(const Step& step) {
 
 void SequenceState::keep_copy(int seq) {
     std::vector<Snapshot>& kept = of(seq);
-    if (kept.empty() || kept.back().copy != nullptr) return;
-    kept.back().copy = std::make_shared<const std::vector<uint8_t>>(bytes(kept.back()));
+    if (kept.empty() || kept.back().is_copied()) return;
+    for (const StateMemory* memory : memories_) kept.back().copy.push_back(memory->copy(kept.back().slot));
     thin_out(kept);
 }
 
 // The more copies lie together, and the further they are from the end, the sooner one of them goes.
 void SequenceState::thin_out(std::vector<Snapshot>& kept) {
-    const auto is_copy = [](const Snapshot& s) { return s.copy != nullptr; };
+    const auto is_copy = [](const Snapshot& s) { return s.is_copied(); };
     while (std::count_if(kept.begin(), kept.end(), is_copy) > copies_of_sequence) {
         size_t least = 0;
         double least_worth = 2.0;
@@ -112,7 +110,7 @@ void SequenceState::thin_out(std::vector<Snapshot>& kept) {
             }
             before = kept[i].end;
         }
-        kept[least].copy = nullptr;
+        kept[least].copy.clear();
         if (kept[least].slot < 0) kept.erase(kept.begin() + static_cast<ptrdiff_t>(least));
     }
 }
@@ -125,7 +123,7 @@ int32_t SequenceState::end(int seq) const {
 int32_t SequenceState::since_copy(int seq) const {
     int32_t last = 0;
     for (const Snapshot& each : snapshots(seq)) {
-        if (each.copy != nullptr) last = each.end;
+        if (each.is_copied()) last = each.end;
     }
     return end(seq) - last;
 }
@@ -154,7 +152,7 @@ void SequenceState::copy(int src, int dst, int32_t end) {
         // two slots may be lent: what the sequence goes on from, and no more
         Snapshot shared = each;
         if (each.end != end) shared.slot = -1;
-        if (shared.slot < 0 && shared.copy == nullptr) continue;
+        if (shared.slot < 0 && !shared.is_copied()) continue;
         if (shared.slot >= 0) uses_[static_cast<size_t>(shared.slot)]++;
         of(dst).push_back(std::move(shared));
     }
@@ -166,12 +164,16 @@ void SequenceState::clear() {
 }
 
 std::vector<uint8_t> SequenceState::bytes(const Snapshot& snapshot) const {
-    if (snapshot.copy != nullptr) return *snapshot.copy;
     std::vector<uint8_t> all(slot_bytes_);
     uint8_t* to = all.data();
-    for (const StateMemory* memory : memories_) {
-        memory->read(snapshot.slot, to);
-        to += memory->slot_bytes();
+    for (size_t i = 0; i < memories_.size(); i++) {
+        const size_t n = memories_[i]->slot_bytes();
+        if (snapshot.is_copied()) {
+            std::copy_n(snapshot.copy[i]->bytes(), n, to);
+        } else {
+            memories_[i]->read(snapshot.slot, to);
+        }
+        to += n;
     }
     return all;
 }
@@ -180,14 +182,20 @@ size_t SequenceState::n_copies() const {
     std::set<const void*> copies;
     for (const std::vector<Snapshot>& kept : kept_) {
         for (const Snapshot& each : kept) {
-            if (each.copy != nullptr) copies.insert(each.copy.get());
+            if (each.is_copied()) copies.insert(each.copy.front().get());
         }
     }
     return copies.size();
 }
 
-void SequenceState::put(int seq, int32_t end, std::shared_ptr<const std::vector<uint8_t>> copy) {
-    of(seq).push_back({end, -1, std::move(copy)});
+void SequenceState::put(int seq, int32_t end, const uint8_t* bytes) {
+    Snapshot put{end, -1, {}};
+    for (const StateMemory* memory : memories_) {
+        const size_t n = memory->slot_bytes();
+        put.copy.push_back(std::make_shared<StateBytes>(std::span(bytes, n)));
+        bytes += n;
+    }
+    of(seq).push_back(std::move(put));
     thin_out(of(seq));
 }
 

@@ -54,6 +54,15 @@ void StateTensors::write(int slot, const uint8_t* from) {
     });
 }
 
+std::shared_ptr<const StateCopy> StateTensors::copy(int slot) const {
+    if (!copy_by_) return StateMemory::copy(slot);
+    std::vector<Piece> pieces;
+    each_row(slot, [&](const ggml_tensor* t, size_t offset, size_t bytes) {
+        pieces.push_back({static_cast<const uint8_t*>(t->data) + offset, bytes});
+    });
+    return copy_by_(pieces);
+}
+
 void StateTensors::clear(int slot) {
     each_row(slot,
              [](ggml_tensor* t, size_t offset, size_t bytes) { ggml_backend_tensor_memset(t, 0, offset, bytes); });

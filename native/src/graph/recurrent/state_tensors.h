@@ -1,6 +1,9 @@
 // States of the recurrent layers of one device, as ggml tensors that graphs read and write.
 #pragma once
 
+#include <functional>
+#include <memory>
+#include <span>
 #include <vector>
 
 #include "base/tensor_context.h"
@@ -26,6 +29,15 @@ public:
     void read(int slot, uint8_t* to) const override;
     void write(int slot, const uint8_t* from) override;
     void clear(int slot) override;
+    std::shared_ptr<const StateCopy> copy(int slot) const override;
+
+    // Copies by a device that works on while they are made. Else they are made at once.
+    struct Piece {
+        const void* from;  // of the device
+        size_t bytes;
+    };
+    using CopyBy = std::function<std::shared_ptr<const StateCopy>(std::span<const Piece>)>;
+    void copy_by(CopyBy device) { copy_by_ = std::move(device); }
 
 private:
     struct Layer {
@@ -40,6 +52,7 @@ private:
     ggml_backend_buffer_ptr buffer_;
     std::vector<Layer> layers_;  // of the model
     size_t slot_bytes_ = 0;
+    CopyBy copy_by_;
 };
 
 }  // namespace lkv

@@ -100,12 +100,12 @@ bool sees_own_rows(const Model& model, const KvCacheOptions& cache) {
                        [](const LayerCacheSpec& layer) { return layer.exact_is_full() || !layer.has_rows(); });
 }
 
-// The length of ubatches that nobody chose. A ring has room for one, recurrent layers keep a state before each, and eviction looks at them.
+// The length of ubatches that nobody chose. A ring has room for one, and eviction looks at them.
 int chosen_ubatch(const Model& model, const SessionOptions& options) {
     const HParams& h = model.hparams();
     const bool has_windows =
         std::any_of(h.block.layers.begin(), h.block.layers.end(), [](const auto& layer) { return layer.window > 0; });
-    const bool is_long = model.n_host_layers() == 0 && !has_windows && !h.is_recurrent() && !options.evicts();
+    const bool is_long = model.n_host_layers() == 0 && !has_windows && !options.evicts();
     return is_long ? long_ubatch : usual_ubatch;
 }
 

@@ -65,8 +65,8 @@ def _text(recipe: Recipe, source: Source) -> str:
         return read_text(recipe.calib)
     from .text import chats, mix
 
-    own = "--calib FILE takes a text of the kind that will be read"
-    print(f"measuring on {', '.join(mix.KINDS)} at hand; {own}", file=sys.stderr)
+    own = "--calib FILE fits the file to a text of yours"
+    print(f"measuring on the default text ({', '.join(mix.KINDS)}); {own}", file=sys.stderr)
     return mix.text(chats.renderer(source))
 
 

@@ -12,7 +12,8 @@ layer at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -75,12 +76,28 @@ def collect(
                 stream.advance(live, index, hidden, output, bar)
     with stream.bar_back(len(windows)) as bar:
         for index, inputs, above, below in stream.backward(slope, bar):
-            if stream.spec.attends(index):
+            if stream.spec.makes_rows(index):
                 yield index, _backward(stream, index, inputs, above, below, sink, recent, bar)
                 continue
+            reading = _reading_carried(stream, index, sink, recent)
             with stream.layer(index, index - 1) as live:
-                stream.descend(live, index, inputs, above, below, bar)
+                stream.descend(live, index, inputs, above, below, bar, reading)
             yield index, NOTHING
+
+
+def _reading_carried(
+    stream: LayerStream, index: int, sink: int, recent: int
+) -> Callable[[Tensor], contextlib.AbstractContextManager[Any]]:
+    """For a layer that reads another's K and V, so that gradients by old rows are apart."""
+    spec, carried = stream.spec, stream.ends.carried
+    if carried is None or not spec.at(index).shares_kv:
+        return contextlib.nullcontext
+
+    def reading(bottom: Tensor) -> TwoCopies:
+        _, old = carried.rows(bottom, spec.rows_of(index))
+        return TwoCopies(spec.at(index).n_kv, sink, recent, old, reduced=stream.reduced)
+
+    return reading
 
 
 def check_window(stream: LayerStream, sink: int, recent: int) -> None:
@@ -167,7 +184,7 @@ def _backward(
     bar: Any,
 ) -> dict[str, Array]:
     """Measures one layer; above, below: gradients of its output and input."""
-    spec, window = stream.spec.at(index), inputs.shape[1]
+    spec, window, carried = stream.spec.at(index), inputs.shape[1], stream.ends.carried
     with stream.layer(index, index - 1) as live:
         has_norm = spec.mla is None and hasattr(live, "attn_k_norm")
         names = {"k": "k", "v": "v"} | ({"normed": "k_norm"} if has_norm else {})
@@ -184,7 +201,12 @@ def _backward(
             below[row] = (down + past)[0]
             rows = {name: seen[of] for name, of in names.items()}
             own = as_projected if spec.mla is None else mla.as_made
-            slopes = own(rows, *copies.found(), *copies.slopes())
+            key_slope, value_slope = copies.slopes()
+            if carried is not None and index in carried.heads:  # later layers read them too
+                _, of_readers = carried.rows(above[row : row + 1], index)
+                key_slope, value_slope = key_slope + of_readers[0], value_slope + of_readers[1]
+            key, value = copies.found()
+            slopes = own(rows, key, value, key_slope, value_slope)
             if "one" in meets:  # the normed key is V times the norm's weights
                 rows["one"] = rows["v"]
                 slopes["one"] = slopes["v"] + slopes["normed"] * live.attn_k_norm.weight.repeat(spec.n_kv)

@@ -6,6 +6,7 @@ hooks the same one in every architecture. Rows of heads are in transformers' ord
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,11 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..compute import floats
-from ..errors import ConvertError
 from ..ir import ModelSpec
 from ..source.source import Source
 from . import experts
 from .attention import attention
+from .carried import Carried, Rows
 from .mixers import delta_net, mla
 from .normed import HeadNorm, NormedLinear
 from .positions import LayerPositions, Positions
@@ -104,8 +105,8 @@ class Scale(nn.Module):
 
 
 class Layer(nn.Module):
-    """One block with the weights of a source: [n, T, d] -> [n, T, d]. reduced: all projections but those of
-    K and V, whose outputs are measured, multiply in bf16.
+    """One block with the weights of a source: [n, T, d] -> [n, T, d], d with what is carried. reduced: all
+    projections but those of K and V, whose outputs are measured, multiply in bf16.
 
     watch(name, rows) is shown the projections' outputs q, k and v [n, T, w] and, where heads have norms, what
     comes out of these, q_norm and k_norm [n, T, heads, head_dim]. What it returns takes their place. A layer
@@ -122,20 +123,21 @@ class Layer(nn.Module):
 
     def __init__(self, source: Source, index: int, reduced: bool = False) -> None:
         super().__init__()
-        if source.spec.has_shared_kv or source.spec.keys.get("embedding_length_per_layer_input"):
-            wanted = "layers that pass nothing but hidden states on, to run them on a text"
-            raise ConvertError("--calib", wanted, "layers that share K and V or embed tokens")
         self.spec, self.index = source.spec.at(index), index
+        self.carried, self.rows_of = Carried.of(source.spec), source.spec.rows_of(index)
         self.attends = self.spec.attends(index)
         roles = {role.target for role in self.spec.tensors_of(index)}
         stems = {role.partition(".")[0] for role in roles}
-        stems |= {"attn_q", "attn_k", "attn_v"} if self.attends and self.spec.mla is None else set()
+        if self.attends and self.spec.mla is None:
+            stems |= {"attn_q"} if self.spec.shares_kv else {"attn_q", "attn_k", "attn_v"}
         for stem in sorted(stems):
             of = "attn_k" if stem == "attn_v" and self.spec.value_of_key else stem
             setattr(self, stem, _module(source, of, index))
         for stem in sorted(role.removesuffix(".scale") for role in roles if role.endswith(".scale")):
             setattr(self, f"{stem}_scale", Scale(_tensor(source, f"{stem}.scale", index)))
-        if self.spec.block.value_norm and self.attends:
+        if self.carried is not None and self.carried.brings:
+            self.brought = Brought(source, index)
+        if self.spec.block.value_norm and "attn_v" in stems:
             eps = float(self.spec.keys["attention.layer_norm_rms_epsilon"])
             made = self._modules.pop("attn_v")
             assert isinstance(made, nn.Linear)
@@ -169,12 +171,20 @@ class Layer(nn.Module):
 
     def attended(self, x: Tensor, positions: Positions, watch: Watch = unwatched) -> Tensor:
         """x and what attention, or what is in its place, adds to it."""
-        read = self.attention_input(x)
+        read, made, carried = self.attention_input(x), None, self.carried
         if self.attends:
-            branch = self.attend(read, positions.of(self.index), watch)
+            given = carried.rows(x, self.rows_of)[0] if carried is not None and self.spec.shares_kv else None
+            branch, made = self.attend(read, positions.of(self.index), watch, given)
         else:
             branch = delta_net.mixed(self, self.spec, read)
-        return x + self._branch(branch, "post_attention_norm")
+        branch = self._branch(branch, "post_attention_norm")
+        if carried is None:
+            return x + branch
+        n = carried.n_embd
+        attended = torch.cat([x[..., :n] + branch, x[..., n:]], dim=-1)
+        if made is None or self.index not in carried.heads:
+            return attended
+        return carried.with_rows(attended, self.index, *made)
 
     def fed(self, x: Tensor, attended: Tensor) -> Tensor:
         """The block's output, of its input and of what attention made of that."""
@@ -204,31 +214,46 @@ class Layer(nn.Module):
             yield slice(begin, begin + size)
 
     def _fed(self, x: Tensor, attended: Tensor, unread: bool = False) -> Tensor:
+        if self.carried is not None:
+            n = self.carried.n_embd
+            state = self._fed_state(x[..., :n], attended[..., :n], unread)
+            if self.carried.brings:
+                state = state + self.brought(self, state, *self.carried.token(attended))
+            return torch.cat([self._normed("layer_output_scale", state), attended[..., n:]], dim=-1)
+        return self._normed("layer_output_scale", self._fed_state(x, attended, unread))
+
+    def _fed_state(self, x: Tensor, attended: Tensor, unread: bool) -> Tensor:
         parallel = self.spec.block.parallel
         normed = self._normed("attn_norm", x) if parallel else self._normed("ffn_norm", attended)
         if self.spec.block.ffn == "gated_and_experts":
             fed = experts.beside_dense(self, self.spec, normed, attended)
         else:
             fed = self.feed(normed, unread)
-        return self._normed("layer_output_scale", attended + self._branch(fed, "post_ffw_norm"))
+        return attended + self._branch(fed, "post_ffw_norm")
 
     def attention_input(self, x: Tensor) -> Tensor:
         """What attn_q, attn_k and attn_v read, of the block's input x."""
+        x = x[..., : self.spec.n_embd]
         own = self._optional("attn_norm_2")  # Falcon's, of the attention alone
         return self._normed("attn_norm", x) if own is None else own(x)
 
-    def attend(self, x: Tensor, positions: LayerPositions, watch: Watch = unwatched) -> Tensor:
+    def attend(
+        self, x: Tensor, positions: LayerPositions, watch: Watch = unwatched, given: Rows | None = None
+    ) -> tuple[Tensor, Rows | None]:
+        """What attention makes of its input, and the K and V that it reads; given: those of another layer."""
         if self.spec.mla is not None:
-            return mla.attended(self, self.spec, self.spec.mla, x, positions, watch)
-        rows = {side: self.get_submodule(f"attn_{side}")(x) for side in "qkv"}
+            return mla.attended(self, self.spec, self.spec.mla, x, positions, watch), None
+        sides = "qkv" if given is None else "q"
+        rows = {side: self.get_submodule(f"attn_{side}")(x) for side in sides}
         gate = None
         if self.spec.block.output_gate:  # of each head beside its query
             rows["q"], gate = (
                 part.flatten(2) for part in rows["q"].unflatten(-1, (self.spec.n_head, -1)).chunk(2, dim=-1)
             )
-        projected = {side: watch(side, rows[side]) for side in "qkv"}
-        q, k, v = (self.heads(side, rows, watch) for side, rows in projected.items())
-        q, k = self._normed("attn_q_scale", positions.queries(q)), positions.with_rope(k)
+        projected = {side: watch(side, rows[side]) for side in sides}
+        q, *made = (self.heads(side, rows, watch) for side, rows in projected.items())
+        q = self._normed("attn_q_scale", positions.queries(q))
+        k, v = (positions.with_rope(made[0]), made[1]) if given is None else given
         sinks, softcap = self._optional("attn_sinks"), self.spec.block.attention_softcap
         is_causal, scale = positions.mask is None, self.spec.attention_scale
         if sinks is not None or softcap:
@@ -248,7 +273,7 @@ class Layer(nn.Module):
         if self.spec.block.gate != "none":
             heads = self._gated(heads, self.get_submodule("attn_gate")(x))
         output: Tensor = self.attn_output(heads if gate is None else heads * gate.sigmoid())
-        return output
+        return output, (k, v)
 
     def _gated(self, heads: Tensor, gate: Tensor) -> Tensor:
         """[n, T, w] times the gate of each number, or of each head."""
@@ -310,6 +335,30 @@ class Layer(nn.Module):
         return self._modules.get(name)
 
 
+class Brought(nn.Module):
+    """What tokens bring to a layer: numbers of their own, [n_vocab, w], and w of their embeddings."""
+
+    def __init__(self, source: Source, index: int) -> None:
+        super().__init__()
+        width = int(source.spec.keys["embedding_length_per_layer_input"])
+        own = slice(index * width, (index + 1) * width)
+        table = floats.tensor(source.columns("per_layer_token_embd.weight", own))
+        self.table = nn.Parameter(table, requires_grad=False)
+        self.made = linear(_tensor(source, "per_layer_model_proj.weight")[own].clone(), None)
+        self.norm = _module(source, "per_layer_proj_norm", None)
+        self.scales = math.sqrt(width), 1 / math.sqrt(source.spec.n_embd)
+
+    def forward(self, layer: Layer, state: Tensor, tokens: Tensor, embedded: Tensor) -> Tensor:
+        """What is added behind the FFN."""
+        own, other = self.scales
+        part = functional.embedding(tokens, self.table) * own + self.norm(self.made(embedded) * other)
+        gate = _ACTIVATIONS[layer.spec.block.activation](layer.get_submodule("inp_gate")(state))
+        made: Tensor = layer.get_submodule("post_norm")(
+            layer.get_submodule("proj")(gate * part * math.sqrt(0.5))
+        )
+        return made
+
+
 class _Unread(torch.autograd.Function):
     """x [..., in] times weight [out, in], of which only the gradient by x is computed."""
 
@@ -331,6 +380,7 @@ class Ends(nn.Module):
     def __init__(self, source: Source, reduced: bool = False) -> None:
         super().__init__()
         self.spec: ModelSpec = source.spec
+        self.carried = Carried.of(self.spec)
         self.token_embd = nn.Parameter(_tensor(source, "token_embd.weight"), requires_grad=False)
         self.position_embd = None
         if self.spec.block.position == "learned":
@@ -345,15 +395,18 @@ class Ends(nn.Module):
     def embed(self, tokens: Tensor) -> Tensor:
         """[n, T] -> [n, T, d]"""
         x = functional.embedding(tokens, self.token_embd) * self.spec.block.embedding_scale
-        return x if self.position_embd is None else x + self.position_embd[: tokens.shape[-1]]
+        x = x if self.position_embd is None else x + self.position_embd[: tokens.shape[-1]]
+        return x if self.carried is None else self.carried.embedded(x, tokens)
 
     def logits(self, x: Tensor) -> Tensor:
         """[n, T, d] -> [n, T, n_vocab]"""
-        return self._scaled(functional.linear(self.output_norm(x).to(self.head.dtype), self.head).float())
+        normed = self.output_norm(x[..., : self.spec.n_embd])
+        return self._scaled(functional.linear(normed.to(self.head.dtype), self.head).float())
 
     def logits_of(self, x: Tensor, entries: Tensor) -> Tensor:
         """[n, T, k]: those of entries [n, T, k] of the vocabulary."""
-        return self._scaled((self.output_norm(x)[..., None, :] * self.head[entries]).sum(-1))
+        normed = self.output_norm(x[..., : self.spec.n_embd])
+        return self._scaled((normed[..., None, :] * self.head[entries]).sum(-1))
 
     def _scaled(self, logits: Tensor) -> Tensor:
         scale, cap = self.spec.block.logit_scale, self.spec.block.logit_softcap

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -63,15 +63,26 @@ class LayerStream:
         self.ends = Ends(source, reduced).to(self.device)
         self.positions = Positions(self.spec, int(self.tokens.shape[1]), self.device)
         self.watchers: list[Watcher] = []
+        self._windows: Sequence[int] | None = None  # of a pass; None: all
 
     @property
     def n_windows(self) -> int:
         return int(self.tokens.shape[0])
 
-    def embed(self) -> Tensor:
-        """Input of the first layer, [windows, window, d] on the CPU."""
+    def embed(self, windows: Sequence[int] | None = None) -> Tensor:
+        """Input of the first layer, [windows, window, d] on the CPU. windows: some of them."""
+        tokens = self.tokens if windows is None else self.tokens[list(windows)]
         with torch.no_grad():
-            return torch.cat([self.ends.embed(window[None].to(self.device)).cpu() for window in self.tokens])
+            return torch.cat([self.ends.embed(window[None].to(self.device)).cpu() for window in tokens])
+
+    def _keep_input(self, index: int, x: Tensor) -> None:
+        """The input of a layer, without what `_taken` makes anew."""
+        carried = self.ends.carried
+        self.journal.keep(f"h{index}", x if carried is None else carried.kept(x, index))
+
+    def _taken(self, index: int) -> Tensor:
+        x, carried = self.journal.states.take(f"h{index}"), self.ends.carried
+        return x if carried is None else carried.whole(x, self.embed(self._windows))
 
     @contextlib.contextmanager
     def layer(self, index: int, after: int | None = None) -> Iterator[Layer]:
@@ -91,21 +102,20 @@ class LayerStream:
     ) -> Iterator[tuple[int, Tensor, Tensor]]:
         """(layer, its input, room for its output), both [windows, window, d] on the device, of every layer
         that is left. windows: some of them. keep: every input, for `backward`."""
-        first = self.journal.reached
+        first, self._windows = self.journal.reached, windows
         if first == self.spec.n_layer:
             return
-        hidden = self.journal.states.take(f"h{first}") if first else self.embed()
-        hidden = hidden if first or windows is None else hidden[list(windows)]
+        hidden = self._taken(first) if first else self.embed(windows)
         self.journal.make_room(hidden, self.spec.n_layer + 2 if keep else 2)
         if keep and not first:
-            self.journal.keep("h0", hidden)
+            self._keep_input(0, hidden)
         hidden = hidden.to(self.device)
         for index in range(first, self.spec.n_layer):
             output = torch.empty_like(hidden)
             yield index, hidden, output
             for watcher in self.watchers:
                 self.journal.write(index, watcher.layer(index), "watched")
-            self.journal.keep(f"h{index + 1}", output)
+            self._keep_input(index + 1, output)
             if not keep:
                 self.journal.states.drop(f"h{index}")
             hidden = output
@@ -122,7 +132,7 @@ class LayerStream:
         states, at = self.journal.states, self.journal.returned
         if at is None:
             at = self.spec.n_layer
-            hidden = states.take(f"h{at}").to(self.device)
+            hidden = self._taken(at).to(self.device)
             above = torch.empty_like(hidden)
             for row, found in enumerate(
                 self.each(lambda row: slope(row, hidden[row : row + 1]), len(hidden))
@@ -135,7 +145,7 @@ class LayerStream:
             above = states.take(f"g{at}").to(self.device)
         for index in reversed(range(at)):
             below = torch.empty_like(above)
-            yield index, states.take(f"h{index}").to(self.device), above, below
+            yield index, self._taken(index).to(self.device), above, below
             self.journal.keep(f"g{index}", below)
             states.drop(f"g{index + 1}")
             states.drop(f"h{index}")
@@ -170,14 +180,21 @@ class LayerStream:
             bar.update(1)
 
     def descend(
-        self, live: Layer, index: int, inputs: Tensor, above: Tensor, below: Tensor, bar: Stage
+        self,
+        live: Layer,
+        index: int,
+        inputs: Tensor,
+        above: Tensor,
+        below: Tensor,
+        bar: Stage,
+        reading: Callable[[Tensor], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> None:
         """Writes the loss's gradient by the layer's input, of `above`, that by its output, with nothing to
-        measure."""
+        measure. reading: what the layer attends in, of its input."""
 
         def step(row: int) -> None:
             bottom = inputs[row : row + 1].clone().requires_grad_()
-            with torch.enable_grad():
+            with torch.enable_grad(), reading(bottom):
                 attended = live.attended(bottom, self.positions)
             past, through = live.fed_slope(bottom, attended, above[row : row + 1])
             (down,) = torch.autograd.grad(attended, bottom, through)

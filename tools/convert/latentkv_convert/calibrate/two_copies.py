@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..errors import ConvertError
 from .attention import attention, capped, softmax
+from .carried import Rows, handed
 
 _BLOCK = 128  # queries at once: scores of a block stay in the processor's cache
 _SCORES = 1 << 27  # of all heads at once elsewhere
@@ -90,6 +91,9 @@ class TwoCopies(TorchFunctionMode):
         if func is attention:
             query, key, value, sinks, softcap, mask, is_causal, scale = args
             return self.attend(query, key, value, Scores(mask, is_causal, scale, sinks, softcap))
+        if func is handed:
+            exact: Rows = self.exact or args
+            return exact, self.copy or exact
         return func(*args, **(kwargs or {}))
 
     def found(self) -> tuple[Tensor, Tensor]:

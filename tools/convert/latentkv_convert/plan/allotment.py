@@ -120,7 +120,7 @@ class Allotment:
         choices = zip(self.cut.widths, self.choices, strict=True)
         layers = []
         for layer in range(spec.n_layer):
-            if not spec.attends(layer):
+            if not spec.makes_rows(layer):
                 layers.append(LayerPlan(FULL, FULL))
                 continue
             k, v = (self._side(shape, spec, layer, side, choices) for side in SIDES)

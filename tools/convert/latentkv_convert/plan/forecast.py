@@ -85,7 +85,7 @@ class Check:
         to those that have left the window. paths: of K and V."""
         k, v = (SidePlan(paths[side]) for side in SIDES)
         spec, full = self.work.spec, LayerPlan(FULL, FULL)
-        layers = (LayerPlan(k, v) if spec.attends(layer) else full for layer in range(spec.n_layer))
+        layers = (LayerPlan(k, v) if spec.makes_rows(layer) else full for layer in range(spec.n_layer))
         plan = replace(regions, layers=tuple(layers))
         return float(np.mean(self.divergences(plan, self._any[:PRICED], CHOOSE)))
 

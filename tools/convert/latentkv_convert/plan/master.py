@@ -34,7 +34,7 @@ def of(
         points[x] = its.kld - terms.prices[bought.exact]
     rows = iter(group[0].distortion for group in cut.groups)
     by_side: dict[str, list[F64]] = {side: [] for side in SIDES}
-    for layer in spec.attention_layers:
+    for layer in spec.row_layers:
         for side in SIDES:
             n_groups = spec.at(layer).n_kv // cut.candidate.group(spec, layer, side)
             stored = "v" if spec.mla is not None else side  # a row's turned channels come first

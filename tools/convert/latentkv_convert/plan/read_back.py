@@ -37,8 +37,10 @@ class Copies:
         self.n_kv, self.mla = work.spec.at(index).n_kv, work.spec.mla
         self.exact = plan.recent_format
         own = {} if replaced is None else replaced
+        self.carried = work.spec.rows_of(index) if work.spec.at(index).shares_kv else None
         self.replaced = {
-            side: own.get(side) or Replaced(work, layer.side(side), index, side) for side in SIDES
+            side: own.get(side) or Replaced(work, layer.side(side), index, side)
+            for side in (SIDES if self.carried is None else ())
         }
         self.leaves = plan.recent > 0  # tokens the window
         self.rotated = layer.k.path == "rotated"
@@ -46,6 +48,8 @@ class Copies:
 
     def __call__(self, live: Layer, hidden: Tensor, positions: LayerPositions) -> tuple[Rows | None, Rows]:
         """hidden [n, T, d]; n is 1 with MLA. No exact rows: they are what the model makes."""
+        if self.carried is not None and live.carried is not None:
+            return live.carried.rows(hidden, self.carried)
         x = live.attention_input(hidden)
         if self.mla is not None:
             return self._of_one_row(live, x, positions)

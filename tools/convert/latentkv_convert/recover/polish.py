@@ -88,7 +88,7 @@ def cut(text: Encoded, size: int) -> Windows:
 def rows_of(work: Work, plan: Plan) -> dict[tuple[int, str], TrainedRows]:
     """What can be trained, by layer and side."""
     found = {}
-    for index in work.spec.attention_layers:
+    for index in work.spec.row_layers:
         for side in SIDES:
             chosen = plan.layers[index].side(side)
             if chosen.formats is not None and chosen.path not in ("full", "value"):

@@ -120,6 +120,16 @@ class Checkpoint:
         floats.check_finite(array, name)
         return array
 
+    def columns(self, name: str, part: slice) -> F32:
+        """Some of a matrix, as `read` has them."""
+        found = self._found(name)
+        file = self._files[self._where[found]]
+        if file.is_fp8(found):
+            return self.read(name)[:, part]
+        array = file.columns(found, part)
+        floats.check_finite(array, name)
+        return array
+
     def _raw(self, name: str) -> F32:
         """A tensor of scales."""
         return self._files[self._where[name]].read(name)

@@ -108,6 +108,9 @@ class CheckpointSource:
         transform = None if place.role is None else place.role.transform
         return array if transform is None else transform(array)
 
+    def columns(self, role: str, part: slice) -> F32:
+        return self.checkpoint.columns(self._found(role, None).name, part)
+
     def shape(self, role: str, layer: int | None = None) -> tuple[int, ...]:
         place = self._found(role, layer)
         shape = self.checkpoint.shape(place.names[0])

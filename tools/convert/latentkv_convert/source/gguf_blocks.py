@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from .. import native
-from ..errors import ConvertError
+from ..errors import ConvertError, need
 from ..ir import F32, Array
 
 
@@ -24,3 +24,10 @@ def dequantized(raw: Array, kind: str, where: str) -> F32:
         return np.asarray(core.dequantize(rows, kind))
     except core.Error as error:
         raise ConvertError(where, "a type that ggml can dequantize", str(error)) from None
+
+
+def block_of(kind: str) -> tuple[int, int]:
+    """Values and bytes of a block."""
+    gguf = need("gguf")
+    n, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind.upper()]]
+    return int(n), int(size)

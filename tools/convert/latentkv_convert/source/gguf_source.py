@@ -17,7 +17,7 @@ from ..ir import F32, Array, ModelSpec
 from . import fingerprint, gguf_model, gguf_vocabulary
 from .archs.mla.joined import LaterParts
 from .frequencies import paired_rows
-from .gguf_blocks import dequantized
+from .gguf_blocks import block_of, dequantized
 from .source import Stored
 
 _OURS = "latentkv."
@@ -70,6 +70,14 @@ class GgufSource:
         floats.check_finite(array, name)
         order = self._transformers_order(role.partition(".")[0], layer)
         return array if order is None else array[order]
+
+    def columns(self, role: str, part: slice) -> F32:
+        info, raw = self._parts.info(role), self._parts.raw(role)
+        block, size = block_of(info.type)
+        begin, end = part.start // block, -(-part.stop // block)
+        found = dequantized(raw[:, begin * size : end * size], info.type, role)
+        floats.check_finite(found, role)
+        return found[:, part.start - begin * block : part.stop - begin * block]
 
     def _raw(self, name: str, rows: slice) -> Array:
         """Bytes of some rows; of a vector (a bias) of some values."""

@@ -68,14 +68,25 @@ class SafetensorsFile:
 
     def read(self, name: str) -> F32:
         """The tensor as float32, in its own shape."""
-        entry = self._entries[name]
-        if entry.dtype not in _DTYPES:
-            where = f"{self.path.name}: {name}"
-            raise ConvertError(where, f"a dtype of {', '.join(_DTYPES)}", entry.dtype)
+        entry = self._readable(name)
         with self.path.open("rb") as file:
             file.seek(self._start + entry.begin)
             raw = np.fromfile(file, dtype=_DTYPES[entry.dtype], count=entry.count)
         return floats.f32(raw, entry.dtype).reshape(entry.shape)
+
+    def columns(self, name: str, part: slice) -> F32:
+        """Some of a matrix, the rest of which is not read."""
+        entry = self._readable(name)
+        at, kind = self._start + entry.begin, _DTYPES[entry.dtype]
+        raw = np.memmap(self.path, kind, "r", at, entry.shape)[:, part]
+        return floats.f32(np.ascontiguousarray(raw).reshape(-1), entry.dtype).reshape(raw.shape)
+
+    def _readable(self, name: str) -> Entry:
+        entry = self._entries[name]
+        if entry.dtype not in _DTYPES:
+            where = f"{self.path.name}: {name}"
+            raise ConvertError(where, f"a dtype of {', '.join(_DTYPES)}", entry.dtype)
+        return entry
 
 
 def _entries(header: bytes, where: str) -> dict[str, Entry]:

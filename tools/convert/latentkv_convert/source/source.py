@@ -42,6 +42,10 @@ class Source(Protocol):
         """
         ...
 
+    def columns(self, role: str, part: slice) -> F32:
+        """Some columns of a tensor that belongs to no layer."""
+        ...
+
     def shape(self, role: str, layer: int | None = None) -> tuple[int, ...]:
         """NumPy's order, the reverse of GGUF's ne."""
         ...

@@ -45,3 +45,7 @@ class TorchFile:
             where = f"{self.path.name}: {name}"
             raise ConvertError(where, "a floating-point tensor", str(tensor.dtype))
         return np.asarray(tensor.float().numpy())
+
+    def columns(self, name: str, part: slice) -> F32:
+        """Some of a matrix."""
+        return np.asarray(self._tensors[name][:, part].float().numpy())

@@ -34,9 +34,6 @@ def check_heads(spec: ModelSpec, method: str, follows: bool) -> None:
     Raises:
         ConvertError: it does not, and layers have K and V of different shapes.
     """
-    if method != "none" and (spec.has_shared_kv or spec.keys.get("embedding_length_per_layer_input")):
-        got = "layers share K and V" if spec.has_shared_kv else "layers embed tokens"
-        raise ConvertError("--method", f"none, as {got}, which no calibration follows yet", method)
     if spec.mla is not None and not follows:
         wanted = "waterfill or none, as keys and values are one row (MLA)"
         raise ConvertError("--method", wanted, method)

@@ -44,8 +44,8 @@ def of_cache(plan: Plan, work: Work) -> dict[str, Any]:
         every = [layer.side(side) for layer in stored.layers]
         keys[KEYS[f"{side}_path"]] = [layer.path for layer in every]
         keys[KEYS[f"{side}_group"]] = [layer.group for layer in every]
-        layers = [every[layer] for layer in work.spec.attention_layers]
-        shapes = [work.spec.at(layer) for layer in work.spec.attention_layers]
+        layers = [every[layer] for layer in work.spec.row_layers]
+        shapes = [work.spec.at(layer) for layer in work.spec.row_layers]
         heads = [
             () if layer == OF_VALUE else (own.head_dim,) * own.n_kv
             for layer, own in zip(layers, shapes, strict=True)

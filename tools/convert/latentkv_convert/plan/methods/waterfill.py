@@ -95,8 +95,8 @@ def add_arguments(parser: Any) -> None:
         "--scales",
         choices=("segment", "row"),
         default="segment",
-        help="segment (default): every segment of a row has a scale and a minimum; row: a whole row has two "
-        "scales and no minima, which loses less at equal bytes",
+        help="segment (default): every segment of a row has a scale and a minimum; row: a group's row has "
+        "four scales of a byte and no minima, which loses less at equal bytes and decodes slower",
     )
     parser.add_argument(
         "--polish",
@@ -153,7 +153,8 @@ def create(options: Mapping[str, Any], spec: ModelSpec) -> Waterfill:
         )
     widths = ROW_WIDTHS if one_scale else SEGMENT_WIDTHS
     if spec.mla is not None and one_scale:
-        raise ConvertError("--scales row", "none for MLA, whose rows are keys and values in one", "one")
+        wanted = "segment for MLA: no factor could give turned channels the spread of others"
+        raise ConvertError("--scales", wanted, "row")
     if options["polish"] and (options["master"] or spec.mla is not None):
         option = "--master, whose factors serve many plans" if options["master"] else "MLA"
         raise ConvertError("--polish", "0", f"{options['polish']} with {option}")
@@ -169,6 +170,7 @@ def create(options: Mapping[str, Any], spec: ModelSpec) -> Waterfill:
             context=(served or spec.n_ctx) if rotates else None,
             one_row=options["one_row"],
             one_scale=one_scale,
+            regains=spec.mla is None and not options["master"],
         ),
         groupings=groupings,
         count=allotment.count(

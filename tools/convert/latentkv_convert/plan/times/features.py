@@ -154,7 +154,7 @@ def mean_full(spec: ModelSpec) -> Features:
 
 def mean(spec: ModelSpec, layers: Sequence[LayerPlan]) -> Features | None:
     """Counts of the average layer that attends; None where one is not known."""
-    found = [of(_heads(spec, layer), layers[layer]) for layer in spec.attention_layers]
+    found = [of(_heads(spec, layer), layers[spec.rows_of(layer)]) for layer in spec.attention_layers]
     known = [each for each in found if each is not None]
     return _average(spec, known) if len(known) == len(found) else None
 

@@ -54,6 +54,7 @@ QK_NORMS = tuple(
 # model_type -> module, where it is not the module's name, nor that and _text.
 _OTHER_TYPES = {"gemma3": "gemma3_text", "ministral3": "mistral3", "qwen2_5_vl": "qwen2_vl"}
 _OTHER_TYPES |= {"bailing_moe": "bailing_moe_v2", "sarvam_moe": "bailing_moe_v2"}
+_OTHER_TYPES |= {"gemma4_unified": "gemma4"}
 
 
 @cache
@@ -91,7 +92,7 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(text, Mapping) or not hasattr(_module(name), "TEXT_PREFIX"):
         return config
     tied = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
-    return {**config, **text, **tied, "model_type": name}
+    return {**config, **text, **tied, "model_type": name, "declared_type": str(config["model_type"])}
 
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:
@@ -227,6 +228,22 @@ def expert_keys(n_expert: int, n_used: int, n_ff: int) -> dict[str, Any]:
         "expert_used_count": n_used,
         "expert_feed_forward_length": n_ff,
     }
+
+
+def tables(
+    config: Mapping[str, Any],
+    embeddings: str,
+    norm: str,
+    parts: Iterable[str] = ("weight",),
+    tied: bool = True,
+) -> list[TensorRole]:
+    """Token table, last norm and, unless it is the token table, the output. parts: of the norm; tied: what
+    tie_word_embeddings is where the config does not say."""
+    roles = [TensorRole(f"{embeddings}.weight", "token_embd.weight", "table")]
+    roles += [TensorRole(f"{norm}.{part}", f"output_norm.{part}", "vector") for part in parts]
+    if not config.get("tie_word_embeddings", tied):
+        roles.append(TensorRole("lm_head.weight", "output.weight", "table"))
+    return roles
 
 
 def packed_rows(n_head: int, n_kv: int, head_dim: int, interleaved: bool) -> dict[str, NDArray[np.int64]]:

@@ -81,23 +81,11 @@ const char* take(const Request& request, Plan& plan) {
 
 cudaError_t launch(const Plan& plan, cudaStream_t stream) { return launch_prefill(args_of(plan), stream); }
 
-// Wide rows may be read from the cache, without copies; tiles may be made by the warp that uses them.
-void shrink(Plan& plan, int tile, int stages) {
-    PrefillPlan own = plan.as<PrefillPlan>();
-    own.stages = own.wc > 1 && tile == 16 ? 0 : std::min(stages, own.stages);
-    if (own.wc == 1 && tile == 16) own.buffers = 1;
-    plan.keep(own);
-}
-
 }  // namespace
 
 namespace kernels {
-extern const Kernel prefill{.name = "prefill",
-                            .takes = take,
-                            .launch = launch,
-                            .takes_blocks = true,
-                            .widest_head = most_head_dim,
-                            .shrink = shrink};
+extern const Kernel prefill{
+    .name = "prefill", .takes = take, .launch = launch, .takes_blocks = true, .widest_head = most_head_dim};
 }
 
 }  // namespace lkv::cuda

@@ -1,4 +1,4 @@
-"""gemma4: Gemma 4, text (31B, 26B-A4B, E2B, E4B).
+"""gemma4: Gemma 4, text (31B, 26B-A4B, 12B, E2B, E4B).
 
 Gemma 3's norms and windows. Global layers have wider heads, of which a quarter turns, and may make V of the
 key projection; V is normed in every layer, scores are not scaled, and a layer's output is. Experts, where
@@ -79,6 +79,8 @@ _GLOBAL = {"head_dim": ("global_head_dim", 512), "num_key_value_heads": ("num_gl
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     require(config, "attention_bias", False, False)
     require(config, "use_bidirectional_attention", None, None, "vision")  # of pictures alone
+    if "unified" in str(config.get("declared_type", config["model_type"])):  # the 12B model
+        config = {"hidden_size_per_layer_input": 0, "sliding_window": 1024, **config}
     n_layer = int(config["num_hidden_layers"])
     first = n_layer - int(config.get("num_kv_shared_layers") or 0)  # of those that share K and V
     if not 0 < first <= n_layer:
