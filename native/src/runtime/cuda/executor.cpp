@@ -19,7 +19,7 @@
 #include "runtime/branches.h"
 #include "runtime/cuda/attention.h"
 #include "runtime/cuda/device_storage.h"
-#include "runtime/cuda/ggml_stream.h"
+#include "runtime/cuda/ggml/stream.h"
 #include "runtime/cuda/host_copies.h"
 #include "runtime/cuda/lane.h"
 #include "runtime/cuda/masses.h"

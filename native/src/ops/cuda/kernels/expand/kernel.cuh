@@ -48,27 +48,14 @@ __global__ void __launch_bounds__(expand_threads, 2)
         to.seq[slot0 + thread] = slot.seq;
         to.pos[slot0 + thread] = slot.pos;
     }
-    if (side.factor == nullptr) {  // one head
-        const auto copy = [&](const ExpandSlot& from, int s, int j) {
+    if (side.factor == nullptr) {                    // one head
+        for (int j = 0; 16 * j < p.head_dim; j++) {  // neighbouring threads write neighbouring slots
             __align__(16) uint8_t x[32];
-            put_chunk(from, j, x);
+            put_chunk(slot, j, x);
             for (int i = 0; i < 2 && 16 * j + 8 * i < p.head_dim; i++) {
-                *reinterpret_cast<uint4*>(to.at(p, is_k, slot0 + s, head0, 2 * j + i)) =
+                *reinterpret_cast<uint4*>(to.at(p, is_k, slot0 + thread, head0, 2 * j + i)) =
                     *reinterpret_cast<uint4*>(x + 16 * i);
             }
-        };
-        const int n_chunks = (p.head_dim + chunk_width - 1) / chunk_width;
-        if (to.in_tiles != 0 || (is_k && p.in_blocks != 0)) {  // neighbouring threads write neighbouring slots
-            for (int j = 0; j < n_chunks; j++) copy(slot, thread, j);
-            return;
-        }
-        // neighbouring threads read a row's chunks
-        auto* const slots = reinterpret_cast<ExpandSlot*>(shared);
-        slots[thread] = slot;
-        __syncthreads();
-        for (int i = thread; i < expand_slots * n_chunks; i += expand_threads) {
-            const int s = small_quotient(i, n_chunks);
-            copy(slots[s], s, i - s * n_chunks);
         }
         return;
     }

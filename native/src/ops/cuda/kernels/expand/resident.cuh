@@ -85,10 +85,12 @@ __device__ __forceinline__ void multiply_latents(float (&acc)[64], const uint8_t
             }
         });
     };
-    UnitPair a = {};  // of the unit whose products are under way, while the next one is decoded
     if (n_units > 0) load(0);
 #pragma unroll 1
     for (int u = 0; u < n_units; u++) {
+        // before the unit is decoded: the compiler takes the registers of the last one's operand for something else as soon as its products have
+        // begun. Meanwhile the other warpgroups decode.
+        warpgroup_wait_all();
         uint32_t pairs[2][4];
         with_unit(kind, [&](auto bits) __attribute__((always_inline)) {
             constexpr int Bits = decltype(bits)::value;
@@ -102,7 +104,7 @@ __device__ __forceinline__ void multiply_latents(float (&acc)[64], const uint8_t
             }
         });
         if (u + 1 < n_units) load(u + 1);
-        warpgroup_wait_all(a);
+        UnitPair a;
 #pragma unroll
         for (int k = 0; k < 2; k++) {
 #pragma unroll
@@ -115,7 +117,6 @@ __device__ __forceinline__ void multiply_latents(float (&acc)[64], const uint8_t
         }
         warpgroup_commit();
     }
-    warpgroup_wait_all(a);
     warpgroup_wait(acc);
 }
 
