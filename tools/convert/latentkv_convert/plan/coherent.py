@@ -90,11 +90,12 @@ def pulls(work: Work, shape: Shape, candidate: Candidate, windows: NDArray[np.in
     rng = np.random.default_rng([work.seed, len(windows)])
     last = max(0, (plan.fitted_context or 0) - windows.shape[1])
     generator = torch.Generator(model.device).manual_seed(work.seed + 1)
-    with model_arithmetic(work.device), stage(len(windows), CHOOSE, "run") as bar:
+    with model_arithmetic(work.device), stage(2 * len(windows), CHOOSE, "run") as bar:
         for begin in range(0, len(windows), size):
             chunk = windows[begin : begin + size]
             model.read(chunk, int(rng.integers(0, last + 1)))
             _, outputs = model.up(keep=True, both=False)
+            bar.update(len(chunk))
             slopes = [head.drawn_slope(model, output[None], generator) for output in outputs]
             model.down(torch.stack(slopes))
             for key, own in rows.items():
