@@ -982,7 +982,9 @@ void flash() {
     s.n_past = 150;
     check(s, "tiles of other sequences");
     s.n_tokens = 2;
-    check(s, "steps of three sequences");
+    s.name = "flash, steps of three sequences";  // on an H100 another kernel takes so few rows
+    s.seed = seed++;
+    compare(s);
     s = {};
     s.n_tokens = 140;
     check(s, "heads of 64");
