@@ -18,7 +18,7 @@ set_target_properties(latentkv_cuda PROPERTIES POSITION_INDEPENDENT_CODE ON)
 
 # ggml-cuda's private headers: the type of its backend's context, which owns the stream.
 set(ggml_src ${LATENTKV_LLAMA_CPP_DIR}/ggml/src)
-add_library(latentkv_ggml_stream STATIC ${CMAKE_CURRENT_LIST_DIR}/src/runtime/cuda/ggml_stream.cu)
+add_library(latentkv_ggml_stream STATIC ${CMAKE_CURRENT_LIST_DIR}/src/runtime/cuda/ggml/stream.cu)
 target_include_directories(latentkv_ggml_stream SYSTEM PRIVATE ${ggml_src})
 target_include_directories(latentkv_ggml_stream PRIVATE ${CMAKE_CURRENT_LIST_DIR}/src)
 target_link_libraries(latentkv_ggml_stream PUBLIC ggml CUDA::cudart)

@@ -27,6 +27,7 @@ from ladder import libllama
 SERVED = 32768  # tokens at which whole caches are compared
 ROOM = 1.005  # a published method's ranks are multiples of 16: it may miss its rung by this much
 DEPTHS = (0.1, 0.5, 0.9)
+NUMBERS = ("kld", "kld_se", "kld_median", "kld_p999", "same_top", "ppl", "scored")
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Job:
     answers: int = 64  # 0: none
     tokens: int = 700
     parallel: int = 64  # answers at a time
+    again: bool = True  # the reference is compared with itself
     threads: int = 0
     gpu_layers: int = 0
 
@@ -100,6 +102,8 @@ def divergence(cache: answers.Cache, plain: Any, text: str, job: Job) -> dict[st
     reference = Path(job.folder) / "reference.logits"
     if job.is_reference and not reference.exists():
         decoded.record(cache, windows, reference)
+    if job.is_reference and not job.again:
+        return dict.fromkeys(NUMBERS)
     n_windows = len(windows.tokens)
     return numbers(
         decoded.compared(cache, windows, reference, (n_windows + 1) // 2 if job.is_reference else n_windows)
@@ -140,15 +144,9 @@ def llama_cpp(plain: Any, job: Job) -> dict[str, Any]:
 
 def numbers(result: dict[str, Any]) -> dict[str, Any]:
     kld = result["kld"]
-    return {
-        "kld": kld["mean"],
-        "kld_se": kld["mean_se"],
-        "kld_median": kld["median"],
-        "kld_p999": kld["p999"],
-        "same_top": result["same_top"],
-        "ppl": result["ppl"],
-        "scored": result["tokens"],
-    }
+    keys = ("mean", "mean_se", "median", "p999")
+    values = [kld[key] for key in keys] + [result[key] for key in ("same_top", "ppl", "tokens")]
+    return dict(zip(NUMBERS, values, strict=True))
 
 
 def found(cache: answers.Cache, text: str, job: Job) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     made.add_argument("--save", metavar="NAME", help="writes bench/results/tasks/NAME.json")
     made.add_argument("--out", type=Path, help="the same, anywhere")
     made.add_argument("--seconds", type=float, default=0, help="of a cache, then the next one is tried")
-    made.add_argument("--score", action="store_true", help="ask nothing: score what is answered")
+    made.add_argument("--score", action="store_true", help="ask nothing: score what all caches answered")
     made.add_argument("--restart", action="store_true", help="forget earlier answers")
     return made
 
@@ -117,25 +117,35 @@ class Run:
             }
 
     def run(self) -> None:
+        if self.args.score:
+            self.caches = [
+                cache for cache in self.caches if cache.file.exists() and self.answers(cache).read()
+            ]
+            known = [self.answers(cache).read().keys() for cache in self.caches]
+            problems = [p for p in self.task.problems if all((p.group, p.name) in each for each in known)]
+            self.task = replace(self.task, problems=problems)
         done = {row["cache"] for row in self.rows if row["answered"] == row["asked"]}
         for cache in self.caches:
-            if cache.label in done or (self.args.score and not cache.file.exists()):
+            if cache.label in done:
                 continue
             cache.make(self.model, self.args.device)
-            answers = Answers(self.folder / f"{cache.name.removesuffix('%')}.jsonl", cache.file)
+            answers = self.answers(cache)
             if self.args.restart:
                 answers.path.unlink(missing_ok=True)
-            solved = answers.read()
+            kept = answers.read()
+            asked = [(each.group, each.name) for each in self.task.problems]
+            solved = {each: kept[each] for each in asked if each in kept}
             left = [each for each in self.task.problems if (each.group, each.name) not in solved]
-            refused = self.solve(cache, left, solved, answers) if left and not self.args.score else None
+            refused = self.solve(cache, left, solved, answers) if left else None
             self.keep(cache, solved)
             print(self.shown(cache.label), flush=True)
             if refused:
                 raise refused
 
-    def solve(
-        self, cache: Cache, left: list[Problem], solved: Solved, answers: Answers
-    ) -> Refused | None:
+    def answers(self, cache: Cache) -> Answers:
+        return Answers(self.folder / f"{cache.name.removesuffix('%')}.jsonl", cache.file)
+
+    def solve(self, cache: Cache, left: list[Problem], solved: Solved, answers: Answers) -> Refused | None:
         """Asks for what is left until the time is over and adds it to `solved`; why a problem was refused.
         The row so far is written every few seconds."""
         parallel = scale(cache, min(self.args.parallel, len(self.task.problems)))

@@ -1,6 +1,6 @@
 """Several tasks of one model in one table.
 
-    python bench/tasks/together.py humaneval-qwen,ruler-qwen,… --save tasks-qwen
+    python bench/tasks/together.py divergence-qwen,humaneval-qwen,… --save qwen-coder
 
 NAMES are results below bench/results. A cache that a task has not been solved with has no number there.
 Problems lost and won are those of all tasks together.
@@ -21,6 +21,7 @@ import record
 from record import RESULTS, Column
 
 COUNTS = ("lost", "won")
+NATS = ("kld", "kld_p999", "found")  # of divergence
 
 
 def merged(results: list[tuple[str, dict[str, Any]]]) -> tuple[list[Column], list[dict[str, Any]]]:
@@ -28,14 +29,18 @@ def merged(results: list[tuple[str, dict[str, Any]]]) -> tuple[list[Column], lis
     columns: list[Column] = []
     rows: dict[str, dict[str, Any]] = {}
     for task, result in results:
-        scores = [each for each in result["columns"] if each["unit"] == "%" and each["key"] != "share"]
+        nats = [each for each in result["columns"] if each["key"] in NATS]
+        columns += [Column(**each) for each in nats]
+        shares = [each for each in result["columns"] if each["unit"] == "%" and each["key"] != "share"]
+        scores = [] if nats else shares
         for each in scores:
             columns.append(Column(f"{task}_{each['key']}", f"{task}, {each['key']}", ".1f", "%"))
         for row in result["rows"]:
             own = rows.setdefault(row["cache"], {"cache": row["cache"], "share": row["share"]})
+            own |= {each["key"]: row[each["key"]] for each in nats}
             own |= {f"{task}_{each['key']}": row[each["key"]] for each in scores}
             for key in COUNTS:
-                if row[key] is not None:
+                if row.get(key) is not None:
                     own[key] = own.get(key, 0) + row[key]
     every = [Column("cache", "cache"), Column("share", "of f16", ".1f", "%"), *columns]
     every += [Column("lost", "lost against f16"), Column("won", "won")]

@@ -50,7 +50,7 @@ if(LATENTKV_CUDA)
     # it leaves out what is in these files, but compiles them
     get_target_property(sources ggml-cuda SOURCES)
     list(FILTER sources EXCLUDE REGEX "(^|/)fattn[^/]*\\.cu$")
-    list(APPEND sources ${PROJECT_SOURCE_DIR}/native/src/runtime/cuda/no_ggml_attention.cu)
+    list(APPEND sources ${PROJECT_SOURCE_DIR}/native/src/runtime/cuda/ggml/no_attention.cu)
     set_property(TARGET ggml-cuda PROPERTY SOURCES ${sources})
 endif()
 if(LATENTKV_OWN_THREADS)

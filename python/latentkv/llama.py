@@ -247,7 +247,7 @@ class Llama(OpenAICalls):
     def seed(self) -> int:
         return self._seed
 
-    # What is cached, and the logits behind it.
+    # What is cached, and the logits after it.
 
     @property
     def lock(self) -> SessionLock:
@@ -271,7 +271,7 @@ class Llama(OpenAICalls):
 
     @property
     def n_tokens(self) -> int:
-        """Tokens in the cache. Setting a smaller number forgets the ones behind it."""
+        """Tokens in the cache. Setting a smaller number forgets the ones after it."""
         return self.evaluator.n_tokens
 
     @n_tokens.setter
@@ -306,7 +306,7 @@ class Llama(OpenAICalls):
         return self.evaluator.eval_logits
 
     def eval(self, tokens: Sequence[int]) -> None:
-        """Runs `tokens` behind the cached ones. Raises when they do not fit; an interrupted call keeps what
+        """Runs `tokens` after the cached ones. Raises when they do not fit; an interrupted call keeps what
         is computed."""
         self.evaluator.eval(tokens)
 
@@ -406,7 +406,7 @@ class Llama(OpenAICalls):
         """Yields tokens after `tokens`, without end: the caller stops at an end token or when it has enough.
 
         `reset` replaces what is cached (keeping a common prefix); False continues it. `send(more)` evaluates
-        `more` tokens behind the yielded one. `server` as in create_completion. Raises when the context is
+        `more` tokens after the yielded one. `server` as in create_completion. Raises when the context is
         full.
         """
         options = SamplingOptions.of_call("generate", locals(), self)

@@ -205,12 +205,13 @@ void Companion::start() try {
     runner_ = std::thread([this] { run(); });
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
     before_ = now();
-    std::fprintf(stderr,
-                 "[consumer] before: %d of %d multiprocessors left (small blocks reached %d); a copy moves %.2f TB/s, a "
-                 "light one %.2f, of %.2f wanted, alone %.2f; readers (%s) ask for %.2f of %.2f\n",
-                 multiprocessors(), real_, reached(), before_.copied / 1e12, before_.light / 1e12,
-                 card().bytes_per_second / 1e12, alone_ / 1e12, name_of(chosen_.way), before_.reading / 1e12,
-                 chosen_.rate / 1e12);
+    std::fprintf(
+        stderr,
+        "[consumer] before: %d of %d multiprocessors left (small blocks reached %d); a copy moves %.2f TB/s, a "
+        "light one %.2f, of %.2f wanted, alone %.2f; readers (%s) ask for %.2f of %.2f\n",
+        multiprocessors(), real_, reached(), before_.copied / 1e12, before_.light / 1e12,
+        card().bytes_per_second / 1e12, alone_ / 1e12, name_of(chosen_.way), before_.reading / 1e12,
+        chosen_.rate / 1e12);
 } catch (const std::exception& problem) {
     leave(problem);
 }

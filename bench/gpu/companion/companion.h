@@ -56,7 +56,7 @@ private:
     char* copied_ = nullptr;
     unsigned long long* read_ = nullptr;
     unsigned* seen_ = nullptr;
-    cudaStream_t own_ = nullptr;       // as the program's
+    cudaStream_t own_ = nullptr;      // as the program's
     cudaStream_t readers_ = nullptr;  // before the program's
     uint64_t n_readings_ = 0;
     double alone_ = 0.0;

@@ -113,8 +113,8 @@ SHOWN cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int 
 
 SHOWN cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, const void* kernel, int threads,
                                                              size_t shared, unsigned flags) {
-    const cudaError_t error = real_runtime().cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
-        blocks, kernel, threads, shared, flags);
+    const cudaError_t error =
+        real_runtime().cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, kernel, threads, shared, flags);
     if (error == cudaSuccess && !inside) *blocks = std::min(*blocks, most_blocks(kernel, threads, shared));
     return error;
 }

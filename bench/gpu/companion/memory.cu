@@ -91,10 +91,11 @@ __global__ void __launch_bounds__(32) load_chunks(Work work) {
         const uint64_t n = schedule.asked() - 1;
         if (n >= n_stages) wait(n - n_stages);
         const uint32_t barrier = shared_address(arrived + n % n_stages);
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(chunk_bytes) : "memory");
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(chunk_bytes)
+                     : "memory");
         asm volatile(
-            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-                shared_address(stages + n % n_stages * chunk_bytes)),
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], "
+            "%4;" ::"r"(shared_address(stages + n % n_stages * chunk_bytes)),
             "l"(work.buffer + ((work.first + n * gridDim.x + blockIdx.x) * chunk_bytes & (work.bytes - 1))),
             "r"(chunk_bytes), "r"(barrier), "l"(policy)
             : "memory");
@@ -127,7 +128,8 @@ __global__ void __launch_bounds__(1024) touch_chunks(Work work, uint32_t never) 
         for (int i = 0; i < n_words; i++) {
             const char* const at = chunk + (i * 32 + lane) * stride;
             if (way == Way::add) {
-                asm volatile("red.relaxed.gpu.global.add.L2::cache_hint.u32 [%0], %1, %2;" ::"l"(at), "r"(1), "l"(policy)
+                asm volatile("red.relaxed.gpu.global.add.L2::cache_hint.u32 [%0], %1, %2;" ::"l"(at), "r"(1),
+                             "l"(policy)
                              : "memory");
             } else {
                 asm volatile("ld.global.L1::no_allocate.L2::cache_hint.L2::128B.b32 %0, [%1], %2;"
@@ -210,7 +212,7 @@ cudaError_t read_memory(const Reading& reading, cudaStream_t stream) {
 
 cudaError_t copy_memory(const void* from, void* to, size_t n, int light, cudaStream_t stream) {
     copy<<<light ? light : 2048, light ? 256 : 512, 0, stream>>>(static_cast<const uint4*>(from),
-                                                                static_cast<uint4*>(to), n / sizeof(uint4));
+                                                                 static_cast<uint4*>(to), n / sizeof(uint4));
     return cudaGetLastError();
 }
 

@@ -9,7 +9,8 @@ struct Runtime {
     decltype(&::cudaGetDeviceProperties) cudaGetDeviceProperties;
     decltype(&::cudaDeviceGetAttribute) cudaDeviceGetAttribute;
     decltype(&::cudaFuncSetAttribute) cudaFuncSetAttribute;
-    decltype(&::cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags) cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags;
+    decltype(&::cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags)
+        cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags;
     decltype(&::cudaStreamCreateWithPriority) cudaStreamCreateWithPriority;
 };
 

@@ -51,7 +51,7 @@ LKV_INLINE void store_wide(T* p, Vector v) {
     memcpy(p, &v, sizeof v);
 }
 
-// The lanes of both, one behind the other, of numbers that fit 16 bits.
+// The lanes of both, one after the other, of numbers that fit 16 bits.
 LKV_INLINE i16x2w narrowed(i32xw a, i32xw b) {
 #if defined(LKV_AVX512)
     const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);  // with a mask, as in widened()

@@ -27,22 +27,22 @@ struct KvBytes {
     size_t v = 0;
     size_t cells = 0;      // positions and sequence masks, and under eviction masses
     size_t states = 0;     // of recurrent layers, on their devices
-    size_t snapshots = 0;  // copies of states in the host's memory, as many as there are now
+    size_t snapshots = 0;  // copies of states in the host's memory that exist now
     size_t snapshots_most = 0;
     // A token of the context, cells included: in the middle region, or its share of middle and recent. The ring is shared by all.
     double per_token = 0;
     double f16_per_token = 0;  // full K and V of the same model in f16, in as many slots of every layer; rows only
     std::vector<RegionBytes> regions;
     int n_cells = 0;               // tokens of the context: cells of the middle
-    std::vector<int> layer_slots;  // of every layer those of the middle, or of the ring
-    std::vector<size_t> runs;      // of k, v and states what each of KvCacheOptions::runs has
+    std::vector<int> layer_slots;  // slots of each layer's middle, or of its ring
+    std::vector<size_t> runs;      // bytes of k, v and states of each of KvCacheOptions::runs
     size_t total() const { return k + v + cells + states + snapshots; }
 };
 
 class KvCache {
 public:
     // Errors: Error when a format does not fit a segment's width. With allocate = false only bytes() may be used (forecast).
-    // devices: of every run where its rows live, and who moves them, null = the host; none given: all do there. They outlive the cache.
+    // devices: for each run, where its rows live and who moves them; null = the host. None given: all on the host. They outlive the cache.
     KvCache(const HParams& hparams, const CacheSpec& spec, const KvCacheOptions& options, bool allocate = true,
             const std::vector<CacheDevice*>& devices = {});
 

@@ -153,7 +153,7 @@ BlockDescription described(const GgufFile& file, const HParams& h) {
     return block;
 }
 
-// Layers that do not attend: all but every so manieth, or as a list of all layers says, extra layers behind the decoder's included.
+// Layers that do not attend: all but every n-th, or those of a list, which may include extra layers after the decoder's.
 void mix_by_recurrence(const GgufFile& file, const HParams& h, int stock_period, BlockDescription& block) {
     const std::string listed = h.architecture + ".attention.recurrent_layers";
     if (const auto recurrent = file.find_bool_array(listed)) {

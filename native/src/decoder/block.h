@@ -51,7 +51,7 @@ struct BlockDescription {
     bool value_norm = false;         // V of a head is divided by its root mean square
     bool value_of_key = false;       // V of a layer without attn_v.weight is what attn_k.weight makes
     bool output_gate = false;        // attention's output is multiplied by a sigmoid, which attn_q makes beside Q
-    bool norm_after_rope = false;    // heads of Q and K are normed behind RoPE, not before
+    bool norm_after_rope = false;    // heads of Q and K are normed after RoPE, not before
     Gate gate = Gate::none;          // of attention's output, made by attn_gate.weight: of a head, or of each number
     float logit_scale = 1.0F;
     float logit_softcap = 0.0F;          // logits = cap · tanh(logits / cap), 0 = none

@@ -136,6 +136,9 @@ HParams read_hparams(const GgufFile& file) {
         }
         return static_cast<int>(value);
     };
+    const auto read = [&](const std::string& name, int64_t low, int64_t high, int otherwise) {
+        return of_layers(name) ? need(name, low, high) : otherwise;
+    };
     h.n_layer = need("block_count", 1, 4096);
     if (const auto n = file.find_u32(dot + "nextn_predict_layers")) {
         if (*n >= static_cast<uint32_t>(h.n_layer)) {
@@ -156,8 +159,7 @@ HParams read_hparams(const GgufFile& file) {
         h.n_ffs.push_back(static_cast<int>(*width));
     }
     h.n_ff = h.n_ffs.empty() ? 0 : h.n_ffs.front();
-    h.n_embd_layer =
-        of_layers("embedding_length_per_layer_input") ? need("embedding_length_per_layer_input", 0, 1 << 16) : 0;
+    h.n_embd_layer = read("embedding_length_per_layer_input", 0, 1 << 16, 0);
     for (int il = 0; il < h.n_layer; il++) {
         const std::string key = dot + "attention.head_count";
         const int64_t n = find_layer_u32(file, key, h.n_layer, il).value_or(0);
@@ -178,14 +180,10 @@ HParams read_hparams(const GgufFile& file) {
         h.n_expert = need("expert_count", 2, 4096);
         h.n_expert_used = need("expert_used_count", 1, h.n_expert);
         const int n_ff = h.n_ff;
-        h.n_ff = of_layers(own_ff) ? need(own_ff, 1, 1 << 22) : std::max(1, h.n_ff / h.n_expert_used);
-        const char* const shared = "expert_shared_feed_forward_length";
-        const char* const n_shared = "expert_shared_count";
-        h.n_ff_shared = of_layers(shared)     ? need(shared, 0, 1 << 22)
-                        : of_layers(n_shared) ? need(n_shared, 0, 256) * h.n_ff
-                                              : n_ff;
-        const char* const dense = "leading_dense_block_count";
-        h.n_dense_layers = of_layers(dense) ? need(dense, 0, h.n_layer) : 0;
+        h.n_ff = read(own_ff, 1, 1 << 22, std::max(1, h.n_ff / h.n_expert_used));
+        const int n_shared = read("expert_shared_count", 0, 256, -1);
+        h.n_ff_shared = read("expert_shared_feed_forward_length", 0, 1 << 22, n_shared >= 0 ? n_shared * h.n_ff : n_ff);
+        h.n_dense_layers = read("leading_dense_block_count", 0, h.n_layer, 0);
         if (h.n_dense_layers > 0 && h.n_ffs.empty()) {
             fail(dot + "feed_forward_length", "expected the width of the FFNs without experts; got none");
         }

@@ -31,7 +31,7 @@ struct HParams {
     BlockDescription block;
 
     int n_layer = 0;
-    int n_mtp = 0;  // layers behind those, which guess further tokens: nothing here reads them
+    int n_mtp = 0;  // layers after those, which guess further tokens: nothing here reads them
     int n_embd = 0;
     int n_ff = 0;            // of one expert, if the model has experts
     std::vector<int> n_ffs;  // of every layer, in models without experts

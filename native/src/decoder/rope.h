@@ -10,7 +10,7 @@ namespace lkv {
 
 struct Rope {
     std::vector<float> freqs;  // [n_rot/2] radians per position; empty: no RoPE
-    // base^(-2i/n_rot) / freqs[i]: the same table as ggml_rope_ext's divisors. [widest head_dim/2], ones behind n_rot/2: ggml's CPU reads a
+    // base^(-2i/n_rot) / freqs[i]: the same table as ggml_rope_ext's divisors. [widest head_dim/2], ones after n_rot/2: ggml's CPU reads a
     // divisor for each pair of a head, those that are not rotated too.
     std::vector<float> ggml_factors;
     float base = 10000.0F;

@@ -1,5 +1,5 @@
 // The one place where our ops enter ggml: as ggml_custom_4d nodes, which the CPU backend calls and the GPU's executor
-// (runtime/cuda/executor.cpp) replaces. Kernels behind it know no ggml.
+// (runtime/cuda/executor.cpp) replaces. Kernels beyond it include no ggml header.
 #pragma once
 
 #include <cstdint>

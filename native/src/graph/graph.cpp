@@ -32,7 +32,7 @@ private:
     ggml_tensor* input(ggml_type type, int64_t ne0, int64_t ne1, const char* name);
     ggml_tensor* begin();
     ggml_tensor* embedded();
-    // What tokens bring to a layer, [n_embd_layer, n_tokens], and how it is added behind the FFN.
+    // What tokens bring to a layer, [n_embd_layer, n_tokens], and how it is added after the FFN.
     void make_token_parts(ggml_tensor* embedded);
     ggml_tensor* with_token_part(ggml_tensor* x, const LayerWeights& layer, int il) const;
     void add_reference_inputs();
@@ -172,7 +172,7 @@ ggml_tensor* Builder::added(ggml_tensor* x, ggml_tensor* branch, ggml_tensor* po
     return ggml_add(ctx_, x, ops_.scaled(branch, h_.block.residual_scale));
 }
 
-// The hidden state behind a layer; null behind the last one where only its rows are wanted.
+// The hidden state after a layer; null after the last one where only its rows are wanted.
 ggml_tensor* Builder::layer(AttentionBranch& attention, DeltaNetBranch& delta_net, ggml_tensor* x, int il) {
     const LayerWeights& weights = model_.layers()[static_cast<size_t>(il)];
     ggml_tensor* input = normed(x, weights.attn_norm, weights.attn_norm_bias);
@@ -199,7 +199,7 @@ ggml_tensor* Builder::layer(AttentionBranch& attention, DeltaNetBranch& delta_ne
     return finished(added(x, fed(ffn_input, x, weights, il), weights.ffn_post_norm), weights, il);
 }
 
-// Hidden states to logits, or to the states behind the last norm.
+// Hidden states to logits, or to the states after the last norm.
 ggml_tensor* Builder::output(ggml_tensor* x) const {
     x = ops_.norm(x, model_.output_norm(), model_.output_norm_bias());
     if (shape_.result == Result::states) return x;

@@ -55,13 +55,13 @@ struct ExactRows {
 constexpr int small_batch = 8;
 constexpr int recorded_batch = 64;
 
-// What a graph computes of the tokens that are wanted: logits, or the hidden states behind the last norm, of which those are made.
+// What a graph computes for the wanted tokens: logits, or the hidden states after the last norm, from which logits are made.
 enum class Result { logits, states };
 
 struct GraphShape {
     int n_tokens = 1;
     int n_seqs = 1;    // with recurrent layers: sequences, of as many tokens each
-    int n_states = 1;  // with recurrent layers: states that are kept of a sequence, behind each of its last tokens
+    int n_states = 1;  // with recurrent layers: states that are kept of a sequence, after each of its last tokens
     int n_outputs = 1;
     Result result = Result::logits;
     int n_threads = 1;

@@ -62,7 +62,7 @@ Heads Projections::apart(ggml_tensor* x, const LayerWeights& layer, const LayerC
         ggml_tensor* const y = ops_.held(ops_.clamp(ops_.linear(x, weight, bias)));
         return ggml_reshape_3d(ctx_, y, shape.head_dim, n_heads, x->ne[1]);
     };
-    // behind a norm over all heads the bias of raw keys is added later
+    // after a norm over all heads the bias of raw keys is added later
     ggml_tensor* const raw_bias = layer.attn_k_norm_whole != nullptr ? nullptr : layer.attn_k_e_bias;
     ggml_tensor* const k_bias = raw_keys(spec) ? raw_bias : layer.attn_k_bias;
     Heads found;
@@ -77,7 +77,7 @@ Heads Projections::apart(ggml_tensor* x, const LayerWeights& layer, const LayerC
         return found;
     }
     found.k = project(layer.attn_k, k_bias, shape.n_kv);
-    // a latent's bias is added once, to the output; that of what is encoded, behind a norm
+    // a latent's bias is added once, to the output; that of what is encoded, after a norm
     ggml_tensor* const v_bias = spec.v_path == VPath::latent ? layer.attn_v_e_bias : layer.attn_v_bias;
     found.v = project(layer.attn_v, h_.block.value_norm ? nullptr : v_bias, shape.n_kv);
     return found;

@@ -61,7 +61,7 @@ private:
     ggml_tensor* with_bias(ggml_tensor* x, ggml_tensor* bias) const;
     // x [head_dim, heads, n_tokens], normalized over all heads of a token together.
     ggml_tensor* normed_whole(ggml_tensor* x, ggml_tensor* weight, ggml_tensor* bias) const;
-    // x [head_dim, heads, n_tokens], normalized before RoPE; where the norm is behind it, without its weight.
+    // x [head_dim, heads, n_tokens], normalized before RoPE; where the norm is after it, without its weight.
     ggml_tensor* head_norm(ggml_tensor* x, ggml_tensor* weight) const;
     // Keys as queries meet them: normalized, after RoPE.
     ggml_tensor* finished(ggml_tensor* k, int il) const;

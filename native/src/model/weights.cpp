@@ -117,7 +117,7 @@ void Loader::load_projections() {
     load_head_norm("attn_q_norm.weight", heads_.n_head, l_.attn_q_norm, l_.attn_q_norm_whole);
     load_head_norm("attn_k_norm.weight", heads_.n_kv, l_.attn_k_norm, l_.attn_k_norm_whole);
     if (h_.block.norm_after_rope && (l_.attn_q_norm == nullptr || l_.attn_k_norm == nullptr)) {
-        fail("gguf", "expected norms of ", heads_.head_dim, " numbers behind RoPE, ", blk_, "attn_q_norm.weight and ",
+        fail("gguf", "expected norms of ", heads_.head_dim, " numbers after RoPE, ", blk_, "attn_q_norm.weight and ",
              blk_, "attn_k_norm.weight; got none, or one over all heads");
     }
     l_.attn_output = need("attn_output.weight", {wq, d});
@@ -193,7 +193,7 @@ void Loader::load_keys() {
         if (spec_.k_path != KPath::rotated) l_.attn_k_e_bias = optional("attn_k_e.bias", {w});
     } else if (spec_.k_path != KPath::full) {
         if (l_.attn_k_norm_whole != nullptr) {
-            fail("gguf", "expected ", blk_, "attn_k_e.weight, latents of K behind its norm over all heads; got none");
+            fail("gguf", "expected ", blk_, "attn_k_e.weight, latents of K after its norm over all heads; got none");
         }
         l_.attn_k_a = need("attn_k_a.weight", {h_.n_embd, spec_.k.rank_sum()});
         l_.attn_k_a_bias = optional("attn_k_a.bias", {spec_.k.rank_sum()});
@@ -219,7 +219,7 @@ void Loader::load_values() {
         l_.attn_v_e_bias = optional("attn_v_e.bias", {w});
     } else {
         if (h_.block.value_norm) {
-            fail("gguf", "expected ", blk_, "attn_v_e.weight, latents of V behind its norm; got none");
+            fail("gguf", "expected ", blk_, "attn_v_e.weight, latents of V after its norm; got none");
         }
         l_.attn_v_a = need("attn_v_a.weight", {h_.n_embd, spec_.v.rank_sum()});
         l_.attn_v_a_bias = optional("attn_v_a.bias", {spec_.v.rank_sum()});

@@ -76,7 +76,7 @@ struct LayerWeights {
     ggml_tensor* experts_post_norm = nullptr;
     ggml_tensor* router_scale = nullptr;  // [n_embd], factor of what the router reads
     ggml_tensor* expert_scale = nullptr;  // [n_expert], factor of an expert's output
-    // What a token brings to the layer, behind the FFN.
+    // What a token brings to the layer, after the FFN.
     ggml_tensor* token_gate = nullptr;    // [n_embd, n_embd_layer]
     ggml_tensor* token_proj = nullptr;    // [n_embd_layer, n_embd]
     ggml_tensor* token_norm = nullptr;    // [n_embd]

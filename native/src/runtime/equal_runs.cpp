@@ -7,7 +7,7 @@
 namespace lkv {
 namespace {
 
-constexpr size_t prompt_tail = 16;  // tokens behind the snapshot before a prompt's end
+constexpr size_t prompt_tail = 16;  // tokens after the snapshot before a prompt's end
 
 size_t run_length(std::span<const int32_t> seq) {
     const auto end = std::find_if(seq.begin(), seq.end(), [&](int32_t s) { return s != seq.front(); });

@@ -19,7 +19,7 @@ namespace lkv {
 // made never were exact; keys that are projected after RoPE are whole before.
 std::string lazy_obstacle(const Model& model);
 
-// What exact rows of a layer look like: one segment per group, keys before any projection behind RoPE.
+// What exact rows of a layer look like: one segment per group, keys before any projection after RoPE.
 LayerCacheSpec exact_layer_spec(const Model& model, int layer);
 
 // One region of exact rows of one layer, for ubatches of a session with `options`. device: as for the session's own cache

@@ -27,7 +27,7 @@ struct PipelineStage {
     // Null tensors: nothing is copied. A result is waited for, on a GPU without one, too.
     void set_input(ggml_tensor* tensor, const void* data, size_t bytes) const;
     void get_result(const ggml_tensor* tensor, float* data) const;
-    // The hidden states that this stage has run for, to the one behind it.
+    // The hidden states that this stage has run for, to the one after it.
     void hand_to(const PipelineStage& next) const;
     // Runs the prepared graph; a GPU's run is waited for where its result is wanted. Errors: Error when it does not run.
     void compute(ggml_backend_t cpu) const;

@@ -49,7 +49,7 @@ void Session::commit_states(std::span<const int32_t> pos, const EqualRuns& runs)
     cache_.states().commit(step_, ends);
 }
 
-// Behind a ubatch: copies of its sequences' states where they may be wanted again.
+// After a ubatch: copies of its sequences' states where they may be wanted again.
 void Session::keep_snapshots(const EqualRuns& ubatch) {
     SequenceState& states = cache_.states();
     for (const int32_t seq : step_.seq) {

@@ -63,7 +63,7 @@ void Session::decode(std::span<const int32_t> tokens, std::span<const int32_t> p
         const EqualRuns ubatch = next_ubatch(seq.subspan(first), output.subspan(first));
         n = ubatch.n_tokens;
         const std::vector<int32_t> out_ids = wanted(output.subspan(first, n));
-        // guesses that all are in the last ubatch, behind a token that is sure
+        // guesses that all are in the last ubatch, after a token that is sure
         const int own_ahead = first + n == tokens.size() && n > static_cast<size_t>(n_ahead) ? n_ahead : 0;
         run_ubatch(tokens.subspan(first, n), pos.subspan(first, n), seq.subspan(first, n), out_ids, ubatch, own_ahead,
                    result, room(out_ids.size()));

@@ -26,12 +26,12 @@ class StagedKeys;
 
 class Session {
 public:
-    // Errors: those of require_runnable() and resolve(), before anything is allocated; Error for want of memory.
+    // Errors: those of require_runnable() and resolve(), before anything is allocated; Error when there is no memory.
     Session(const std::shared_ptr<const Model>& model, const SessionOptions& options);
 
     const Model& model() const { return *model_; }
     const KvCache& cache() const { return cache_; }
-    KvCache& cache() { return cache_; }  // for the verbs of its sequences; but positions are moved by shift()
+    KvCache& cache() { return cache_; }  // to change its sequences; but shift() moves positions
     const KvCacheOptions& options() const { return cache_.options(); }
     std::string implementation() const;
     Prefill prefill() const { return prefill_; }
@@ -95,7 +95,7 @@ private:
         Result result;
     };
     void prefill_lazily(const LazyPrompt& prompt);
-    // hidden: [n_tokens, n_embd], states before the layer and then behind it
+    // hidden: [n_tokens, n_embd], states before the layer and then after it
     void prefill_layer(int il, const LazyPrompt& prompt, std::span<const SlotRef> targets, ExactRows& exact,
                        const StagedKeys& staged, std::span<float> hidden);
     bool starts_sequences(std::span<const int32_t> seq) const;

@@ -70,7 +70,7 @@ public:
     // Errors: a row of another length, with NaN or +inf, or where no token is possible.
     int32_t sample(std::span<const float> logits);
 
-    // The n likeliest tokens that the last sample() drew from, behind all samplers, likeliest first; those that were not
+    // The n likeliest tokens that the last sample() drew from, after all samplers, likeliest first; those that were not
     // possible are left out. Greedy: the one, of probability 1.
     struct Candidate {
         int32_t token;
@@ -108,7 +108,7 @@ private:
     SamplerHandle chain_;
     size_t n_top_ = 0;  // so many of the largest logits are all that the chain looks at; 0: at all
     std::vector<llama_token_data> candidates_;  // at most n_vocab, reused
-    size_t n_left_ = 0;                         // of them, behind the chain
+    size_t n_left_ = 0;                         // of them, after the chain
     int32_t drawn_ = -1;                        // by the last sample()
     bool greedy_ = false;
     bool is_sorted_ = false;    // the candidates

@@ -20,7 +20,7 @@ public:
     // Leaves the candidates that may come next, in their order.
     virtual void restrict(std::vector<llama_token_data>& candidates) = 0;
 
-    // Goes on behind a token that may come.
+    // Goes on after a token that may come.
     virtual void accept(int32_t token) = 0;
 
     // Back to the begin of the answer.

@@ -141,6 +141,7 @@ constexpr Shape shapes[] = {
      true},
     {"rebuild", "latent", 128, 2, 128, 4, Shape::random, true, 0, false, 0.0F, false, 4, false, false, false, false,
      true},
+    {"rotated", "latent", 256, 2, 384, 4, Shape::random},
     {.k_path = "value", .v_path = "full", .head_dim = 160, .group = 1, .rank = 160, .n_segments = 1, .turned = 32},
     {.k_path = "value", .v_path = "latent", .head_dim = 160, .group = 1, .rank = 128, .n_segments = 4, .turned = 32},
     {.k_path = "value", .v_path = "latent", .head_dim = 112, .group = 1, .rank = 112, .n_segments = 3, .turned = 16},
@@ -663,10 +664,11 @@ bool compare(const File& file, const Combination& c, int n_gpu_layers = 99) {
     const double formats = relative_error(want, decode(file, exact, on_gpu(0), c.prompt));
     const double error = relative_error(got, want);
     double tolerance = 4e-3 + share_of_formats * formats;
-    // One code of two bits can be more than that: as much as it is between CPUs whose weights differ by rounding.
+    // One code of two bits can be more than that: as much as it is between CPUs whose weights differ by the rounding of TF32, in which
+    // ggml-cuda multiplies f32 weights with few tokens (ten bits of mantissa).
     for (unsigned i = 1; i <= 8 && error > tolerance; i++) {
         tolerance = std::max(tolerance,
-                             1.2 * relative_error(want, decode(file.twin(1e-4F, i), c.options, on_gpu(0), c.prompt)));
+                             1.2 * relative_error(want, decode(file.twin(5e-4F, i), c.options, on_gpu(0), c.prompt)));
     }
     CHECK_MSG(error <= tolerance,
               c.name + ": relative error " + std::to_string(error) + ", the formats cost " + std::to_string(formats));

@@ -10,7 +10,7 @@
 
 #include "ggml-backend-impl.h"
 #include "ggml-cpu.h"
-#include "runtime/cuda/ggml_stream.h"
+#include "runtime/cuda/ggml/stream.h"
 
 namespace {
 

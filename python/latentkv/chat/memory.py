@@ -1,7 +1,7 @@
 """The tokens that a model wrote, for the prompt in which they come back.
 
 A model writes `{"name":"weather"}`, the client sends the call back, and the template writes
-`{"name": "weather"}`: one blank more, and the cache is of no use behind it. So answers are remembered. A
+`{"name": "weather"}`: one blank more, and the cache is of no use after it. So answers are remembered. A
 conversation that goes on with one of them is given the tokens that the cache holds.
 """
 
@@ -32,7 +32,7 @@ Render = Callable[[Sequence[Message]], str]  # a conversation that waits for no 
 
 @dataclass(frozen=True)
 class Remembered:
-    """An answer behind its prompt: `tokens` are those of both, `text` is what the model wrote, and whether it
+    """An answer after its prompt: `tokens` are those of both, `text` is what the model wrote, and whether it
     ended the answer itself. `prompt`: digest and length of what the template wrote before it. `ids`: of its
     calls, those that it does not write itself."""
 

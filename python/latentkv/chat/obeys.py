@@ -41,7 +41,7 @@ def _started(text: str) -> tuple[dict[str, Any], LLMatcher]:
 
 
 def _in_order(value: Any, schemas: Sequence[Any], root: Mapping[str, Any]) -> Any:
-    """The value with keys as its schemas list them, and others behind. schemas: those that it may have to
+    """The value with keys as its schemas list them, and others after. schemas: those that it may have to
     obey."""
     applied = list(_applied(schemas, root))
     if isinstance(value, dict):

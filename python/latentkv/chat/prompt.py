@@ -145,7 +145,7 @@ def _parser(
 
 
 def called_once(grammar: LlamaGrammar) -> LlamaGrammar:
-    """llama.cpp's grammar of calls without those behind the first. It allows them where a template marks each
+    """llama.cpp's grammar of calls without those after the first. It allows them where a template marks each
     by itself."""
     rule = re.compile(r"^tool-calls ::= \(tool-call(\??) space\)\+$", re.MULTILINE)
     return _with(grammar, rule.sub(r"tool-calls ::= tool-call\1", grammar.text), grammar.json_schema)

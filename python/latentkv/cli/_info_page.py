@@ -21,12 +21,12 @@ _PATHS = {
     "latent": "a latent of V, read as it is stored",
 }
 _BLOCKS = (
-    "formats c8 to c2 (those of balanced to smallest) keep K in blocks of 32 tokens, with a scale and a "
+    "c8 to c2, the formats of balanced to smallest, keep K in blocks of 32 tokens, with a scale and a\n"
     "minimum per channel; the latest tokens wait in f16"
 )
 _LATENTS = (
-    "f16 to q2: the latents in this format, not by the file's plan. bytes/token are of rows alone, without "
-    "exact tokens and factors"
+    "f16 to q2: the latents in this format, not by the file's plan\n"
+    "bytes/token: rows alone, without exact tokens and factors"
 )
 _PREFILL = {
     "eager": "eager: prompts attend to their past as the cache stores it",

@@ -38,7 +38,7 @@ class Bar(Stage):
         self._next = 0.0
         self._drawn = Progress(
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24 if screen.width >= 80 else 8),  # a ^C is echoed behind the line
+            BarColumn(bar_width=24 if screen.width >= 80 else 8),  # a ^C is echoed after the line
             MofNCompleteColumn(),
             TextColumn("{task.fields[unit]}s"),
             TimeRemainingColumn(elapsed_when_finished=True),

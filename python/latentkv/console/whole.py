@@ -45,7 +45,7 @@ class Whole:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._steps = [Step(label, cost) for label, cost in steps]
-        self._at = 0
+        self._at, self._reached = 0, 0.0
         self._clock, self._start, self._note = clock, clock(), ""
         self._lock, self._ended = threading.RLock(), threading.Event()
         screen = terminal.console(out or sys.stderr)
@@ -116,9 +116,11 @@ class Whole:
         return self._clock() - self._start
 
     def share(self) -> float:
-        """The share of the whole that is done."""
+        """The share of the whole that is done. It does not fall when more turns out to be necessary."""
         whole = sum(step.cost for step in self._steps)
-        return sum(step.cost * min(step.done, 1.0) for step in self._steps if step.entered) / (whole or 1.0)
+        done = sum(step.cost * min(step.done, 1.0) for step in self._steps if step.entered)
+        self._reached = max(self._reached, done / (whole or 1.0))
+        return self._reached
 
     def _times(self) -> str:
         spent, share = self._spent(), self.share()

@@ -19,7 +19,7 @@ class Part:
 
 @dataclass
 class Batch:
-    """Tokens behind their sequences, [n] each. embeds: they give hidden states, not logits."""
+    """Tokens after their sequences, [n] each. embeds: they give hidden states, not logits."""
 
     embeds: bool = False
     tokens: list[int] = field(default_factory=list)

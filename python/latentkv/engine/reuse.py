@@ -1,7 +1,7 @@
 """Tokens that stand further on in a sequence, moved to where a prompt has them: `--cache-reuse`, as
 llama.cpp's server has it. A conversation whose beginning was cut out keeps the rest.
 
-A moved row keeps its content: it was computed behind the tokens that are gone. So logits differ from those
+A moved row keeps its content: it was computed after the tokens that are gone. So logits differ from those
 of a prompt that is computed anew, and nothing from the first moved token on is lent, stored, or taken for a
 beginning.
 """

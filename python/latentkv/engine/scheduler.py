@@ -260,7 +260,7 @@ class Scheduler:
                 return
             n_embedding = sum(slot.embeds for slot in self.running)
             if ticket.request.pooling is not None and n_embedding >= max(1, len(self.slots) // 2):
-                continue  # answers find a sequence behind any number of texts
+                continue  # answers find a sequence after any number of texts
             idle = [slot for slot in idle if ticket.request.slot in (-1, slot.seq)]
             if not idle or self.admission.waits(idle, ticket):
                 n_passed += 1

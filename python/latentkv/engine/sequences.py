@@ -119,7 +119,7 @@ class Sequences:
         return True
 
     def halve(self, slot: Slot, n_keep: int) -> None:
-        """Forgets half of the tokens behind the first `n_keep`; the others move forward. Not where a sliding
+        """Forgets half of the tokens after the first `n_keep`; the others move forward. Not where a sliding
         window would miss some."""
         last = n_keep + (len(slot.tokens) - n_keep) // 2
         last = min(last, len(slot.tokens) - self.session.window)  # what layers with a window hold stays

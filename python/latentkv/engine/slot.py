@@ -77,7 +77,7 @@ class Job:
             self.score(rows)
 
     def score(self, logits: NDArray[np.float32]) -> None:
-        """Takes the logits [n, n_vocab] of the next n tokens of a prompt that is scored; those behind its end
+        """Takes the logits [n, n_vocab] of the next n tokens of a prompt that is scored; those after its end
         are left."""
         assert self._prompt is not None
         self._prompt.add(logits)
@@ -113,7 +113,7 @@ class Job:
         return self._closing.applied(logits, self.hard_limit - self.ticket.progress.completion_tokens)
 
     def advance(self, drawn: Drawn, logits: NDArray[np.float32]) -> Piece:
-        """Takes what was drawn behind the last token of `pending`, which was evaluated; what can be shown
+        """Takes what was drawn after the last token of `pending`, which was evaluated; what can be shown
         now, and in the last one why the answer ends.
 
         logits: [n_vocab]
@@ -155,7 +155,7 @@ class Job:
 
 
 def drawn(jobs: Sequence[Job], logits: NDArray[np.float32], rows: Sequence[int]) -> list[Drawn]:
-    """What comes next in each answer, behind its row of the logits [n, n_vocab]. One call for all, without
+    """What comes next in each answer, after its row of the logits [n, n_vocab]. One call for all, without
     the GIL: the thread that sends what came before goes on meanwhile."""
     changed = [job.may_be(logits[row]) for job, row in zip(jobs, rows, strict=True)]
     if any(row is not None for row in changed):
@@ -174,7 +174,7 @@ class Slot:
     tokens: list[int] = field(default_factory=list)
     job: Job | None = None
     used: int = 0  # when it last had a job, in jobs
-    shifted_at: int | None = None  # tokens from here on were computed behind some that are gone
+    shifted_at: int | None = None  # tokens from here on were computed after some that are gone
     lent: int = 0  # of its tokens, how many another sequence may hold too
 
     @property

@@ -150,7 +150,7 @@ class OpenAICalls:
         """The embedding of a text, or of each of several: a vector [n_embd], or where `pooling_type` is none
         a vector for every token.
 
-        They are made of the hidden states behind the last norm. The text passes through the cache, whatever
+        They are made of the hidden states after the last norm. The text passes through the cache, whatever
         its row formats, and what the cache held before is forgotten. `normalize` divides each vector by its
         Euclidean norm. A text longer than `n_ctx` is cut there, or raises LatentKVError with `truncate`
         False. `return_count` returns a pair: the embeddings, and the number of tokens.

@@ -70,7 +70,7 @@ def prompt_tokens(model: _core.Model, tokens: list[int]) -> list[int]:
 
 
 def _infill_tokens(llama: Caller, prompt: str | Sequence[int], suffix: str) -> list[int]:
-    """What stands before a gap and behind it, as vocabularies trained for it mark them."""
+    """What stands before a gap and after it, as vocabularies trained for it mark them."""
     model = llama.model
     before, behind, gap = model.token_prefix(), model.token_suffix(), model.token_middle()
     if min(before, behind, gap) < 0:
@@ -142,7 +142,7 @@ class CompletionShape:
 
 
 def framed(chunk: dict[str, Any], empty: str) -> tuple[str, str]:
-    """The JSON of a chunk before and behind what is empty in it. Every token of an answer comes in the same
+    """The JSON of a chunk before and after what is empty in it. Every token of an answer comes in the same
     frame."""
     before, _, behind = json.dumps(chunk, ensure_ascii=False).rpartition(empty)
     return before, behind

@@ -26,7 +26,7 @@ class TokenLoop:
     """Prompt in, tokens out, one at a time; the caller decides when to end, and calls finish().
 
     Between its steps others may use the cache (Evaluator.hold). With a draft model the session runs ahead:
-    it holds `_ahead`, guesses behind the tokens so far, and `_rows` their logits. What is not sampled like
+    it holds `_ahead`, guesses after the tokens so far, and `_rows` their logits. What is not sampled like
     that is forgotten."""
 
     def __init__(
@@ -63,7 +63,7 @@ class TokenLoop:
         self._cached.timings = self.timings
 
     def start(self, prompt: Sequence[int], reset: bool = True) -> None:
-        """Evaluates the prompt, after the part of it that is cached (`reset`) or behind everything cached."""
+        """Evaluates the prompt, after the part of it that is cached (`reset`) or after everything cached."""
         self.hold()
         cached = self._cached
         if not len(prompt) and not (cached.n_tokens and cached.has_logits):
@@ -152,7 +152,7 @@ def tokens_after(
     stopping: StoppingCriteria | None = None,
 ) -> Generator[int, Sequence[int] | None, None]:
     """Yields tokens after `tokens`, without end. `reset` replaces what is cached, keeping a common prefix.
-    `send(more)` evaluates `more` tokens behind the yielded one."""
+    `send(more)` evaluates `more` tokens after the yielded one."""
     loop = token_loop(llama, options, processor)
     pending: Sequence[int] | None = None
     try:

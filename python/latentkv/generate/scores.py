@@ -44,7 +44,7 @@ def drawn_score(
     count: int,
     shown: Container[int] = (),
 ) -> TokenScore:
-    """The same behind all samplers: of the tokens that it was drawn from, which may be fewer than `count`."""
+    """The same after all samplers: of the tokens that it was drawn from, which may be fewer than `count`."""
     found = sampler.candidates(count)
     own = dict(found).get(token) or dict(sampler.candidates(model.n_vocab)).get(token, 0.0)
     return TokenScore(
@@ -73,7 +73,7 @@ class PromptScores:
         self._append(None)
 
     def add(self, logits: NDArray[np.float32]) -> None:
-        """logits: [n, n_vocab] of the next n tokens; those behind the prompt's end are left."""
+        """logits: [n, n_vocab] of the next n tokens; those after the prompt's end are left."""
         for row in logits:
             if len(self._scores) < len(self._prompt):
                 self._append(row)

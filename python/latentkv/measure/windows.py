@@ -13,7 +13,7 @@ from latentkv.errors import expected
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows that share no token. Logits `first` … n_ctx - 2 of each are scored against the token behind
+    """Windows that share no token. Logits `first` … n_ctx - 2 of each are scored against the token after
     them."""
 
     tokens: NDArray[np.int32]  # [n_windows, n_ctx]

@@ -156,7 +156,7 @@ def _falling(score: F64) -> tuple[Units, F64]:
     fall."""
     n_tables, n_segments, n_options = score.shape
     pick = np.empty((n_segments, n_tables, n_options), dtype=np.int64)
-    rest = np.zeros((n_tables, n_options))  # of the segments behind, by the least option they may take
+    rest = np.zeros((n_tables, n_options))  # of the segments after, by the least option they may take
     for segment in reversed(range(n_segments)):
         own = score[:, segment] + rest
         rest = np.minimum.accumulate(own[:, ::-1], axis=1)[:, ::-1]

@@ -160,7 +160,7 @@ def _group_slots(model: _core.Model, cache: Mapping[str, Any], side: str) -> lis
 
 
 def _planned(layer: Mapping[str, Any], side: str) -> int:
-    """Groups that are planned, a table each: of MLA turned channels and the latent behind them."""
+    """Groups that are planned, a table each: of MLA turned channels and the latent after them."""
     return len(layer[side]["segments"]) * (2 if layer["key_only"] else 1)
 
 
@@ -172,7 +172,7 @@ def _scale_bytes(fmt: str) -> int:
 
 
 def _stored(model: _core.Model, side: str) -> list[bool]:
-    """Whether all of a group's segments are stored: turned channels, behind which others follow."""
+    """Whether all of a group's segments are stored: turned channels, after which others follow."""
     return [
         bool(layer["key_only"]) and index == 0
         for layer in model.layers

@@ -36,7 +36,7 @@ class CachePolicy:
     """Which tokens a cache keeps exact, compresses or evicts, and when. -1 and "" = as the file asks.
 
     sink, recent: first and latest tokens that are kept exact; recent_ratio: the latest as a share of the
-    sequence behind its sinks, which grows with it. recent or recent_ratio replaces the file's window.
+    sequence after its sinks, which grows with it. recent or recent_ratio replaces the file's window.
     evict: a policy ("h2o", "keyformer", "snapkv") by which each layer keeps `keep_tokens` of a sequence, a
     number or a share of its context ("50%"), sinks and recent tokens among them. Sequences then go as a whole
     only, and neither share tokens nor move.

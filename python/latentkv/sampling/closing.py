@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _CLOSERS = b'"}],:'
 _STEP = 1000.0  # more than logits and penalties differ by
 _PER_BRACKET = 3  # tokens that closing one may take: itself, and a value that had begun
-_SLACK = 10  # what a template puts behind, as a fence, and the end
+_SLACK = 10  # what a template puts after, as a fence, and the end
 _UNKNOWN = 24  # characters of a value whose schema is not looked into
 _DEEPEST = 8  # schemas may refer to themselves
 _MOST_ITEMS, _LONGEST = 100, 10_000  # that are counted

@@ -15,7 +15,7 @@ from latentkv.errors import expected
 @dataclass(frozen=True)
 class TokenScore:
     """One token of an answer: where its text starts, and how likely it and its rivals were under the raw
-    logits, or behind all samplers where that was asked for."""
+    logits, or after all samplers where that was asked for."""
 
     token: int
     piece: bytes

@@ -63,7 +63,7 @@ class TokenMatcher:
 
 
 def started(model: _core.Model, grammar: str, prefix: Sequence[int], where: str) -> LLMatcher:
-    """llguidance's matcher behind the tokens of a prefix. Raises LatentKVError for a grammar that nothing
+    """llguidance's matcher after the tokens of a prefix. Raises LatentKVError for a grammar that nothing
     matches, or that is too large."""
     library = llguidance()
     limits = library.LLParserLimits(

@@ -60,7 +60,7 @@ class _Translation:
             if self._pattern.startswith("?", self._at):
                 self._at += 1  # lazy: the same texts match
             elif _REPEAT.match(self._pattern, self._at):
-                raise PatternError("one quantifier behind another")
+                raise PatternError("one quantifier after another")
         elif re.compile(r"\{,[0-9]+\}").match(self._pattern, self._at):
             raise PatternError("a quantifier without a lower bound, which one dialect reads as text")
         else:

@@ -84,7 +84,7 @@ class LazyMatcher:
         for token in tokens:
             if not self._matcher.allows(token):
                 got = repr(self._model.token_to_piece(token, True).decode(errors="replace"))
-                raise expected("grammar", "text that it describes behind its trigger", got)
+                raise expected("grammar", "text that it describes after its trigger", got)
             self._matcher.accept(token)
 
     def reset(self) -> None:

@@ -52,7 +52,7 @@ class Wire:
 
 
 class EventStream(Response):
-    """`begin`: chunks before all; `end`: chunks behind the last, before the wire's own. An error after the
+    """`begin`: chunks before all; `end`: chunks after the last, before the wire's own. An error after the
     first chunk is an event of its own, and ends all. Its answers end when it does, also where its client went
     before."""
 

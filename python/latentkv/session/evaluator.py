@@ -36,7 +36,7 @@ class SetAside:
 
 
 class Evaluator:
-    """Tokens behind one another in sequence 0 of a session. The cache is the truth: after an interrupted or
+    """Consecutive tokens in sequence 0 of a session. The cache is the truth: after an interrupted or
     failed call the token list is what the cache says. Threads take turns, a call each.
 
     A stream holds the cache from its first step to its last. Who changes the cache in between, another
@@ -76,7 +76,7 @@ class Evaluator:
 
     @property
     def n_tokens(self) -> int:
-        """Tokens in the cache. Setting a smaller number forgets the ones behind it."""
+        """Tokens in the cache. Setting a smaller number forgets the ones after it."""
         return len(self._tokens)
 
     @n_tokens.setter
@@ -176,7 +176,7 @@ class Evaluator:
 
     @locked
     def eval(self, tokens: Sequence[int]) -> None:
-        """Runs `tokens` behind the cached ones. Raises when they do not fit; an interrupted call keeps what
+        """Runs `tokens` after the cached ones. Raises when they do not fit; an interrupted call keeps what
         is computed."""
         self.hold(None)
         self.compute(tokens)
@@ -236,7 +236,7 @@ class Evaluator:
         take: Callable[[NDArray[np.float32]], object],
     ) -> None:
         """Runs `tokens` through an empty cache, which is empty again afterwards. Hands on the hidden states
-        behind the last norm of those with a flag in `output`, in order, in pieces [n, n_embd]."""
+        after the last norm of those with a flag in `output`, in order, in pieces [n, n_embd]."""
         self.reset()
         try:
             for batch, n_behind in self._batches(tokens):
@@ -251,7 +251,7 @@ class Evaluator:
         self._scores[before : before + len(rows)] = rows
 
     def _batches(self, tokens: Sequence[int], most: int | None = None) -> Iterator[tuple[Sequence[int], int]]:
-        """The tokens of each call, at most `most`, and how many come behind them. A prompt that is prefilled
+        """The tokens of each call, at most `most`, and how many come after them. A prompt that is prefilled
         lazily goes as one."""
         self.session.require_room(len(tokens))
         is_lazy = self.session.prefill == "lazy" and not self._tokens
@@ -334,7 +334,7 @@ class Evaluator:
 
     @locked
     def rewind(self, count: int, logits: NDArray[np.float32]) -> None:
-        """truncate() to tokens behind which the logits are known."""
+        """truncate() to tokens after which the logits are known."""
         self.truncate(count)
         if len(self._tokens) != count:
             raise expected("draft_model", "a cache that can forget its last tokens", "one that cannot")

@@ -12,7 +12,7 @@ _INT16 = 32760.0  # the largest number of a vector by norm 0
 
 
 class Pool:
-    """Pools one text. `mean` takes the average of the hidden states [n, n_embd] behind the last norm, `cls`
+    """Pools one text. `mean` takes the average of the hidden states [n, n_embd] after the last norm, `cls`
     the first, `last` the last, and `none` keeps all."""
 
     def __init__(self, pooling: str, n_tokens: int) -> None:

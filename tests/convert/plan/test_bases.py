@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
-from latentkv_convert.fuse import rotation
+from latentkv_convert.fuse import energy, rotation
 from latentkv_convert.ir import F64, Basis
 from latentkv_convert.plan.linalg import eigenbasis, tied, untied
 from latentkv_convert.plan.methods.zack import block_diagonal, normalised
-from latentkv_convert.rows import served
+from latentkv_convert.rows import quantizer, served
 from latentkv_convert.source import archs
 from latentkv_convert.source.frequencies import frequencies
 
@@ -125,3 +126,18 @@ def test_stacked_blocks_do_not_depend_on_their_scales() -> None:
     v, w_o = spread(500, 16).T, spread(40, 16).T
     one, other = (normalised(scale * v @ v.T) + normalised(w_o @ w_o.T) for scale in (1.0, 1e6))
     assert np.linalg.norm(one - other) < 1e-12 * np.linalg.norm(one)
+
+
+@pytest.mark.parametrize("width", [32, 64, 128])
+def test_few_bits_come_back_with_the_energy_they_were_stored_with(width: int) -> None:
+    """Levels of least squared error lose a third of it with one bit."""
+    formats, latent = ("q4", "q2", "q1", "none"), torch.randn(4096, 4, width)
+    basis = Basis(np.ones(4 * width), np.eye(4 * width), np.eye(4 * width))
+    up = torch.from_numpy(energy.regained(basis, (width,) * 4, formats).up).float()
+    held = torch.stack(
+        [quantizer.stored(part, name) for part, name in zip(latent.unbind(1), formats, strict=True)], 1
+    )
+    back = (held.flatten(1) @ up).view_as(latent)
+    found = (back.square().sum((0, 2)) / latent.square().sum((0, 2))).tolist()
+    assert found == pytest.approx([1, 1, 1, 0], abs=0.07)
+    assert float(held[:, 2].square().sum() / latent[:, 2].square().sum()) < 0.7

@@ -377,6 +377,6 @@ def test_tensors_that_contradict_the_keys(tiny: Tiny, calib: Path, tmp_path: Pat
     without = ("blk.1.attn_v_e.weight", "blk.1.attn_v_e.bias")
     bad = rewritten(latent, tmp_path / "bad.gguf", keys=own, without=without)
     with pytest.raises(
-        core.Error, match=r"expected blk\.1\.attn_v_e\.weight, latents of V behind its norm; got none"
+        core.Error, match=r"expected blk\.1\.attn_v_e\.weight, latents of V after its norm; got none"
     ):
         core.Model(str(bad))

@@ -94,3 +94,14 @@ def test_a_stock_file_and_a_checkpoint_become_the_same(room: Path, tmp_path: Pat
     master = run(room / "model", tmp_path / "master.gguf", *options(room, "--master", "--kv-budget", "30%"))
     sizes = [master.forecast(8192, **planned(master, {"kv_budget": b})) for b in ("20%", "40%")]
     assert 0.4 < sizes[0]["total"] / sizes[1]["total"] < 0.6
+
+
+@pytest.mark.parametrize("outtype", ["q8_0", "f16"])
+def test_columns_of_a_table(outtype: str, room: Path, tmp_path: Path) -> None:
+    """A layer reads its own numbers of every token, and not those of the others."""
+    path, role = tmp_path / "plain.gguf", "per_layer_token_embd.weight"
+    run(room / "model", path, "--method", "none", "--outtype", outtype)
+    for source in (open_source(path), open_source(room / "model")):
+        whole = source.tensor(role)
+        for part in (slice(0, 32), slice(64, 96), slice(16, 56)):
+            assert np.array_equal(source.columns(role, part), whole[:, part])

@@ -92,7 +92,7 @@ def test_latents_of_the_layers_input_are_refused(tiny: Tiny, calib: Path, tmp_pa
         without=("blk.1.attn_k_e.weight",),
         extra={"blk.1.attn_k_a.weight": np.ones((64, 96), dtype=np.float32)},
     )
-    message = r"expected blk\.1\.attn_k_e\.weight, latents of K behind its norm over all heads; got none$"
+    message = r"expected blk\.1\.attn_k_e\.weight, latents of K after its norm over all heads; got none$"
     with pytest.raises(core.Error, match=message):
         core.Model(str(path))
 

@@ -191,7 +191,7 @@ def test_a_sequence_in_parts(opened: Any, hybrid: Hybrid) -> None:
     assert other.seq_resumable(1, 92) == 90
     assert goes_on(other, hybrid, IDS[:93], 1)
     # without the last part there is no state behind the last token
-    with pytest.raises(ValueError, match=r"^\[state\] expected the recurrent state behind the last token of"):
+    with pytest.raises(ValueError, match=r"^\[state\] expected the recurrent state after the last token of"):
         other.set_seq_state(1, parts[:2])
     assert other.seq_pos_max(1) == -1
 

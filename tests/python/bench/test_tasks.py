@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 import threading
 from argparse import Namespace
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tasks import conversation, haystack, humaneval, limits, run, together
+from tasks import conversation, divergence, haystack, humaneval, limits, run, together
 from tasks.backend import called
 from tasks.task import Client, Outcome, Problem, Refused, Task
 
@@ -189,9 +191,30 @@ def test_a_cache_ends_in_time_and_goes_on_where_it_was(converted: Any, tmp_path:
         assert [row["b"] for row in result["rows"]] == [100, 100]
     assert sorted(asked) == sorted(["a 0", "b 0", "a 1", "b 1"] * 2 + ["b 1"])
     cut = tmp_path / f"{path.stem.lower()}-task" / "f16.jsonl"
-    cut.write_text(cut.read_text()[:-9])
-    assert run.main(arguments(path, tmp_path / "again.json", "--caches", "f16", "--score"), task) == 0
-    assert json.loads((tmp_path / "again.json").read_text())["rows"][0]["answered"] == 3
+    lines = cut.read_text().splitlines(True)
+    lost = json.loads(lines[-1])["problem"]
+    cut.write_text("".join(lines)[:-9])  # as where a program was killed
+    again = tmp_path / "again.json"
+    assert run.main(arguments(path, again, "--caches", "q8_0,f16,q4_0", "--score"), task) == 0
+    rows = json.loads(again.read_text())["rows"]
+    assert [(row["cache"], row["answered"], row["asked"]) for row in rows] == [("f16", 3, 3), ("q8_0", 3, 3)]
+    assert lost in {"a 1", "b 1"}
+    assert len(asked) == 9
+
+
+def test_divergence_of_caches_is_measured(converted: Any, tmp_path: Path) -> None:
+    out = tmp_path / "nats.json"
+    words = ["--caches", "f16,q8_0,q2", "-c", "64", "--chunks", "2", "--samples", "0", "-t", "1"]
+    words += ["--work", str(tmp_path), "--out", str(out)]
+    program = [sys.executable, str(Path(divergence.__file__)), str(converted("--method", "none")), *words]
+    done = subprocess.run(program, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    f16, q8, q2 = json.loads(out.read_text())["rows"]
+    assert f16["kld"] < q8["kld"] < q2["kld"]
+    assert (f16["share"], q2["cache"]) == (100, "q2")
+    program[program.index("f16,q8_0,q2")] = "q8_0"
+    done = subprocess.run(program, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, "error: [--caches] expected f16 first; got q8_0\n")
 
 
 @pytest.mark.parametrize(

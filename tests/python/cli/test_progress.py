@@ -131,6 +131,18 @@ def test_a_stage_that_is_done_once_more_is_more_to_do() -> None:
         assert "stage 2 of 4" in job.line()
 
 
+def test_what_is_done_does_not_fall_when_there_is_more_to_do() -> None:
+    with quiet() as job:
+        shares = []
+        for _ in range(5):  # three more than were announced
+            with progress.stage(1, "choosing") as part:
+                shares.append(job.share())
+                part.update(1)
+                shares.append(job.share())
+        assert shares == sorted(shares)
+        assert shares[-1] < 1
+
+
 def test_what_an_earlier_process_has_done_is_not_counted() -> None:
     with quiet() as job, progress.stage(2, "measuring", of=8) as part:
         part.update(1)

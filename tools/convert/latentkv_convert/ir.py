@@ -319,6 +319,7 @@ class SidePlan:
     segments: tuple[tuple[int, ...], ...] = ()  # widths per group; empty for `full`
     formats: tuple[tuple[str, ...], ...] | None = None  # a row format per segment, or no plan
     one_scale: bool = False  # of a row, in formats n8 … n1: every channel has second moment 1
+    regains: bool = False  # factors make up for what few bits take from the energy (fuse/energy.py)
 
     @property
     def kept(self) -> tuple[int, ...]:

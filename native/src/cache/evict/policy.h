@@ -22,7 +22,7 @@ struct QueryWeight {
 struct EvictPolicy {
     const char* name;
     QueryWeight (*weigh)(const QueryPlace& place);
-    int latest_of_100;  // percentage of the kept tokens behind the sinks that is reserved for the latest ones
+    int latest_of_100;  // percentage of the kept tokens after the sinks that is reserved for the latest ones
     int most_latest;    // the most tokens that are reserved so; 0: any number
     bool has_noise;     // scores are perturbed (gumbel.h)
     bool prompt_only;   // every ubatch of a prompt starts from no mass; decoded tokens stay

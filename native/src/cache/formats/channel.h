@@ -46,7 +46,7 @@ struct ChannelFormat {
         return static_cast<int32_t>(level);
     }
 
-    // Behind the numbers of one slot. dst: the segment in its row.
+    // After the numbers of one slot. dst: the segment in its row.
     LKV_HD static void pad(uint8_t* dst, int width) {
         for (int b = numbers_at(width) + 2 * share(width); b < bytes(width); b++) dst[b] = 0;
     }

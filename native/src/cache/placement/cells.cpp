@@ -69,7 +69,7 @@ std::vector<int> Cells::slots_of(int seq, const Positions& positions) const {
             return find(seq, first, n, 1);
         }
     }
-    // the latest tokens lie behind the others, as a rule
+    // the latest tokens usually lie after the others
     int n_seen = 0;
     int n = 0;
     for (; n < end_ && n_seen < held.count && slots.size() < n_wanted; n++) {

@@ -1,11 +1,11 @@
 // Which token each slot of a region holds: slot <-> position <-> sequences. Knows nothing of bytes or layers.
 //
-// Cells may come in token blocks only. A block is claimed whole; tokens leave it one by one, and it is free again when the last is gone:
-// until then its empty slots are occupied but unused.
+// Cells may come in token blocks only. A block is claimed whole; tokens leave it one by one, and it is free again when the last is gone.
+// Until then its empty slots are occupied but unused.
 //
 // For every sequence the cells remember the first and the last position, how many tokens it has and whether these follow one
-// another without a gap; and of some positions in which slot they are. So no question about a sequence's ends scans the slots,
-// and a search near them does once in so many tokens as are remembered.
+// another without a gap; and for some positions, which slot has them. So no question about a sequence's ends scans the slots, and a
+// search near them scans once in as many tokens as are remembered.
 #pragma once
 
 #include <algorithm>
@@ -48,7 +48,7 @@ public:
     int count(int seq) const { return holding(seq).count; }
     int32_t first(int seq) const;  // position of a sequence's first token, -1: it holds none
     int32_t last(int seq) const;
-    // Slots that a sequence holds at these positions, in no order, but as a rule from an end of the sequence inwards.
+    // Slots that a sequence holds at these positions, in no fixed order, but usually from an end of the sequence inwards.
     std::vector<int> slots_of(int seq, const Positions& positions = {}) const;
     // Slots that sequences of `mask` hold at these positions, in order, with all others of their blocks. Scans all cells.
     std::vector<int> blocks_of(uint64_t mask, const Positions& positions = {}) const;

@@ -17,7 +17,7 @@ struct PlacementOptions {
     int n_seq_max = 1;
     int sink = 0;
     int recent = 0;
-    double recent_ratio = 0;  // of a sequence behind its sinks: the window is this share or `recent`, whichever is more
+    double recent_ratio = 0;  // of a sequence after its sinks: the window is this share or `recent`, whichever is more
 
     bool keeps_recent() const { return recent > 0 || recent_ratio > 0; }
     // Latest tokens that a sequence of `length` tokens keeps out of the middle region.

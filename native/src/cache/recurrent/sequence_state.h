@@ -2,7 +2,7 @@
 // what a state means.
 //
 // A state cannot be undone token by token. So a sequence keeps snapshots of earlier ones, from each of which it can go on: in slots of the
-// device the state before its last ubatch and those between the guesses of that, and copies in the host's memory of states behind prompts.
+// device the state before its last ubatch and those between the guesses of that, and copies in the host's memory of states after prompts.
 //
 // A ubatch reads its sequences' slots and writes others, which become the sequences' own when it has run: a failure changes nothing.
 // Sequences that share their tokens share slots.
@@ -20,7 +20,7 @@ namespace lkv {
 
 class SequenceState {
 public:
-    // The states of a sequence behind its token at position `end - 1`.
+    // The states of a sequence after its token at position `end - 1`.
     struct Snapshot {
         int32_t end = 0;
         int slot = -1;                                       // of every memory; -1: in `copy` alone
@@ -51,15 +51,15 @@ public:
     };
     // n_ahead: guesses at the end of a ubatch of one sequence, of which some may be taken back.
     Step claim(std::span<const int32_t> seq, int n_ahead = 0);
-    // The ubatch has run; ends: positions behind each sequence's last token.
+    // The ubatch has run; ends: positions after each sequence's last token.
     void commit(const Step& step, std::span<const int32_t> ends);
     void abandon(const Step& step);
     // Copies the sequence's present state to the host.
     void keep_copy(int seq);
 
-    // Position behind the last token that the sequence's state has seen.
+    // Position after the last token that the sequence's state has seen.
     int32_t end(int seq) const;
-    int32_t since_copy(int seq) const;  // tokens behind its last copy
+    int32_t since_copy(int seq) const;  // tokens after its last copy
     // The largest such position, at most `limit`, of a snapshot; 0: only the beginning.
     int32_t resumable(int seq, int32_t limit) const;
     bool has(int seq, int32_t end) const { return resumable(seq, end) == end; }
@@ -74,7 +74,7 @@ public:
     std::span<const Snapshot> snapshots(int seq) const { return kept_[static_cast<size_t>(seq)]; }
     std::vector<uint8_t> bytes(const Snapshot& snapshot) const;
     size_t n_copies() const;  // in the host's memory; sequences that share one count it once
-    // Behind those that the sequence has. bytes: [slot_bytes()]
+    // After those that the sequence has. bytes: [slot_bytes()]
     void put(int seq, int32_t end, const uint8_t* bytes);
 
 private:

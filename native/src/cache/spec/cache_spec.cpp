@@ -318,6 +318,37 @@ void CacheSpec::set_formats(TensorSpec LayerCacheSpec::* tensor, std::span<const
 std::string_view path_name(KPath path) { return schema::k_path_words[static_cast<size_t>(path)]; }
 std::string_view path_name(VPath path) { return schema::v_path_words[static_cast<size_t>(path)]; }
 
+namespace {
+
+// Whether K and V of layer il may be cached so by this model.
+void check_paths(const LayerCacheSpec& layer, const HParams& h, int il) {
+    const auto refuse = [&](const auto&... expected) {
+        fail(key::k_path, "expected ", expected..., "; got ", path_name(layer.k_path), " and ", path_name(layer.v_path),
+             " in layer ", il);
+    };
+    const bool is_full = layer.k_path == KPath::full && layer.v_path == VPath::full;
+    if (!h.attends(il) && !is_full) refuse("full K and V in a layer that does not attend");
+    if (h.rows_of(il) != il && !is_full) refuse("full K and V in a layer that reads another's");
+    if (layer.k_path == KPath::absorbed && h.block.position == Position::rope) {
+        refuse("rebuild or rotated where positions are rotary");
+    }
+    if (h.has_mla()) {
+        if (!layer.key_of_value() || layer.v_path != VPath::latent) {
+            refuse("value beside latent with MLA, whose rows are keys and values in one");
+        }
+    } else if (layer.key_of_value() && (!h.block.value_of_key || !h.block.value_norm || layer.v_path == VPath::full)) {
+        refuse("value_of_key, value_norm and a latent V beside keys of its rows");
+    }
+    const bool projected =
+        layer.k_path == KPath::rebuild || layer.k_path == KPath::absorbed || layer.v_path == VPath::latent;
+    if (h.clamp_kqv > 0.0F && projected) {
+        fail(h.architecture + ".attention.clamp_kqv", "expected no clipping beside latents of the layer's input; got ",
+             h.clamp_kqv);
+    }
+}
+
+}  // namespace
+
 CacheSpec read_cache_spec(const GgufFile& file, const HParams& h) {
     CacheSpec spec;
     spec.layers.resize(static_cast<size_t>(h.n_layer));
@@ -367,35 +398,8 @@ CacheSpec read_cache_spec(const GgufFile& file, const HParams& h) {
         LayerCacheSpec& layer = spec.layers[il];
         layer.k_path = parse_word<KPath>(key::k_path, (*k_paths)[il], schema::k_path_words);
         layer.v_path = parse_word<VPath>(key::v_path, v_paths[il], schema::v_path_words);
-        if (!h.attends(static_cast<int>(il)) && !(layer.k_path == KPath::full && layer.v_path == VPath::full)) {
-            fail(key::k_path, "expected full K and V in layer ", il, ", which does not attend; got ",
-                 path_name(layer.k_path), " and ", path_name(layer.v_path));
-        }
-        if (layer.k_path == KPath::absorbed && h.block.position == Position::rope) {
-            fail(key::k_path, "expected rebuild or rotated where positions are rotary", "; got ", "absorbed");
-        }
-        if (h.has_mla()) {
-            if (!layer.key_of_value() || layer.v_path != VPath::latent) {
-                fail(key::k_path, "expected value beside latent with MLA, whose rows are keys and values in one; got ",
-                     path_name(layer.k_path), " and ", path_name(layer.v_path), " in layer ", il);
-            }
-            layer.key_only = h.mla.n_rot;
-        } else if (layer.key_of_value() &&
-                   (!h.block.value_of_key || !h.block.value_norm || layer.v_path == VPath::full)) {
-            fail(key::k_path, "expected value_of_key, value_norm and a latent V beside keys of its rows in layer ", il,
-                 "; got ", path_name(layer.k_path), " and ", path_name(layer.v_path));
-        }
-        const bool projected =
-            layer.k_path == KPath::rebuild || layer.k_path == KPath::absorbed || layer.v_path == VPath::latent;
-        if (h.clamp_kqv > 0.0F && projected) {
-            fail(h.architecture + ".attention.clamp_kqv", "expected no clipping beside latents of the layer's input",
-                 "; got ", h.clamp_kqv);
-        }
-        if (h.rows_of(static_cast<int>(il)) != static_cast<int>(il) &&
-            !(layer.k_path == KPath::full && layer.v_path == VPath::full)) {
-            fail(key::k_path, "expected full K and V in layer ", il, ", which reads another's; got ",
-                 path_name(layer.k_path), " and ", path_name(layer.v_path));
-        }
+        check_paths(layer, h, static_cast<int>(il));
+        if (h.has_mla()) layer.key_only = h.mla.n_rot;
         k_full[il] = layer.k_path == KPath::full;
         v_full[il] = layer.v_path == VPath::full;
         spec.plain = spec.plain && k_full[il] && v_full[il];

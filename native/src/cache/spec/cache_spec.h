@@ -68,7 +68,7 @@ struct CacheSpec {
     // One tensor's segments over all layers and groups, in the file's order.
     std::vector<int> widths(TensorSpec LayerCacheSpec::* tensor) const;
     // Replaces the file's plan: one format per segment, in the same order. flag: the option that messages name.
-    // Errors: Error for another number of formats, a stored segment behind a dropped one, or a width that a format cannot take.
+    // Errors: Error for another number of formats, a stored segment after a dropped one, or a width that a format cannot take.
     void set_formats(TensorSpec LayerCacheSpec::* tensor, std::span<const Format> formats, std::string_view flag);
 };
 

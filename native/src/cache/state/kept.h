@@ -22,7 +22,7 @@ void put_rows(const LayerRows& layer, const uint8_t* rows, int slot, ByteWriter&
 void put_kept(const KvCacheOptions& options, const Placement& placement, const Rows& rows, uint64_t mask,
               ByteWriter& out);
 
-// Behind the regions. to_seq: the sequence that tokens go to, in slots that are free; -1: to their own, in their own. Returns whether rows
+// After the regions. to_seq: the sequence that tokens go to, in slots that are free; -1: to their own, in their own. Returns whether rows
 // are coded anew. Errors: Error.
 bool get_kept(ByteReader& in, int to_seq, Accept accept, Placement& placement, const Rows& rows);
 

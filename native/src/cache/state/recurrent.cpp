@@ -11,7 +11,7 @@ struct Saved {
     const SequenceState::Snapshot* snapshot;
 };
 
-// Behind tokens at these positions: the last, and copies.
+// After tokens at these positions: the last, and copies.
 std::vector<Saved> saved_of(const SequenceState& states, uint64_t mask, const Positions& positions) {
     std::vector<Saved> saved;
     each_sequence(mask, [&](int seq) {
@@ -54,8 +54,8 @@ void get_recurrent(ByteReader& in, uint64_t sequences, int to_seq, KvCache& cach
         const int seq = to_seq < 0 ? saved_seq : to_seq;
         const int32_t before = states.end(seq);
         if (end <= before || end > cache.placement().last(seq) + 1) {
-            fail("state", "expected recurrent states behind rising positions up to ", cache.placement().last(seq) + 1,
-                 "; got one behind ", end, " after ", before);
+            fail("state", "expected recurrent states after rising positions up to ", cache.placement().last(seq) + 1,
+                 "; got one after ", end, ", which follows ", before);
         }
         states.put(seq, end, bytes);
     }
@@ -66,7 +66,7 @@ void check_recurrent(const KvCache& cache) {
     each_sequence(cache.placement().sequences(), [&](int seq) {
         const int32_t end = cache.placement().last(seq) + 1;
         if (cache.states().end(seq) == end) return;
-        fail("state", "expected the recurrent state behind the last token of sequence ", seq, ", at ", end,
+        fail("state", "expected the recurrent state after the last token of sequence ", seq, ", at ", end,
              "; got one at ", cache.states().end(seq));
     });
 }

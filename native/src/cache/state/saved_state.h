@@ -41,7 +41,7 @@ void expect_same(const char* what, A expected, B got) {
     }
 }
 
-// Stored segments, and behind them what a group drops as one of `none`.
+// Stored segments, and after them what a group drops as one of `none`.
 void put_layout(ByteWriter& out, const RowLayout& row);
 
 // A layout with the groups of `own`, or with none. Errors: Error for others.
@@ -109,7 +109,7 @@ private:
 
 // A state, or one of several that make a sequence.
 struct StatePart {
-    ByteReader in;  // behind the regions
+    ByteReader in;  // after the regions
     StateHead head;
     std::vector<SavedRegion> regions;
 };

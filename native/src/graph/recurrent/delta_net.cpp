@@ -95,7 +95,7 @@ ggml_tensor* DeltaNetBranch::recur(ggml_tensor* qkv, const Gates& gates, const D
     ggml_tensor* const q = unit_heads(qkv, 0, w);
     ggml_tensor* const k = unit_heads(qkv, sizes_.key_width(), w);
     ggml_tensor* const v = heads(qkv, 2 * sizes_.key_width(), n_v);
-    // the outputs, and behind them the matrices after the last token, then those after the one before it, …
+    // the outputs, and after them the matrices after the last token, then those after the one before it, …
     ggml_tensor* const both = ggml_gated_delta_net(ctx_, q, k, v, gates.decay, gates.beta, before, n_states_);
     const size_t head_bytes = static_cast<size_t>(hd) * sizeof(float);
     const size_t token_bytes = head_bytes * static_cast<size_t>(n_v);

@@ -20,7 +20,7 @@ public:
           n_states_(from.shape.n_states) {}
 
     // x: the normed input [n_embd, n_tokens], sequence by sequence, as many tokens each. Returns the branch before the residual, and adds
-    // nodes that write the states behind the batch.
+    // nodes that write the states after the batch.
     ggml_tensor* build(ggml_tensor* x, int il);
 
 private:
@@ -33,7 +33,7 @@ private:
         ggml_tensor* gate;  // [value_width, n_tokens], of the output
     };
     Inputs inputs(ggml_tensor* x, const DeltaNetWeights& w) const;
-    // Q, K and V behind the convolution [channels, n_each, n_seqs]
+    // Q, K and V after the convolution [channels, n_each, n_seqs]
     ggml_tensor* convolved(ggml_tensor* qkv, const DeltaNetWeights& w, int il);
     Gates gates(ggml_tensor* x, const DeltaNetWeights& w) const;
     // Heads of what is convolved, [head_dim, n_heads, n_each, n_seqs]; first: their first channel
@@ -52,7 +52,7 @@ private:
     Graph& graph_;
     int64_t n_seqs_;
     int64_t n_each_;    // tokens of a sequence
-    int64_t n_states_;  // behind as many of its last tokens
+    int64_t n_states_;  // after as many of its last tokens
 };
 
 }  // namespace lkv

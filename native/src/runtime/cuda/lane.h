@@ -4,7 +4,7 @@
 #include "ggml-cpp.h"
 #include "ggml-cuda.h"
 #include "ops/cuda/gpu/device_memory.h"
-#include "runtime/cuda/ggml_stream.h"
+#include "runtime/cuda/ggml/stream.h"
 
 namespace lkv::cuda {
 

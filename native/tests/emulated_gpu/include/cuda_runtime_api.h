@@ -128,10 +128,15 @@ inline cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) {
     *can = 0;
     return cudaSuccess;
 }
-enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount, cudaDevAttrMaxSharedMemoryPerBlockOptin };
+enum cudaDeviceAttr {
+    cudaDevAttrMultiProcessorCount,
+    cudaDevAttrMaxSharedMemoryPerBlockOptin,
+    cudaDevAttrComputeCapabilityMajor,
+};
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
-    const bool shared = attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin;
-    *value = shared ? static_cast<int>(emulated::shared_bytes()) : emulated::n_multiprocessors();
+    *value = attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? static_cast<int>(emulated::shared_bytes())
+             : attribute == cudaDevAttrMultiProcessorCount        ? emulated::n_multiprocessors()
+                                                                  : emulated::capability() / 10;
     return cudaSuccess;
 }
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from ..ir import Array, ModelSpec
 from ..recipe import Recipe
-from .stream import NOTHING, LayerStream, Seen, added
+from .moments import means
+from .stream import LayerStream, Seen
 
 VERSION = 2
 
@@ -24,21 +24,7 @@ def sample(recipe: Recipe) -> tuple[int, int]:
 
 
 def collect(stream: LayerStream) -> Iterator[tuple[int, Mapping[str, Array]]]:
-    with torch.no_grad(), stream.bar() as bar:
-        for index, hidden, output in stream.forward():
-            if not stream.spec.attends(index):
-                with stream.layer(index) as live:
-                    stream.advance(live, index, hidden, output, bar)
-                yield index, NOTHING
-                continue
-            total: dict[str, Tensor] = {}
-            with stream.layer(index) as live:
-                for found in stream.passed(
-                    live, index, hidden, output, bar, partial(_sums, stream.spec.at(index))
-                ):
-                    added(total, found)
-            n_tokens = output[..., 0].numel()
-            yield index, {side: (sums / n_tokens).cpu().numpy() for side, sums in total.items()}
+    return means(stream, lambda index, live: partial(_sums, stream.spec.at(index)))
 
 
 def _sums(spec: ModelSpec, window: int, seen: Seen) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@ xᵀx, [w, w] float64, BOS included."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from ..errors import warn
 from ..ir import SIDES, Array
 from ..recipe import Recipe
+from .decoder import Layer
 from .stream import NOTHING, LayerStream, Seen, added
 
 VERSION = 2
@@ -28,19 +29,28 @@ def collect(stream: LayerStream) -> Iterator[tuple[int, Mapping[str, Array]]]:
     if stream.tokens.numel() < 4 * width:
         expected = f"at least {4 * width} tokens for {width} outputs"
         warn("--calib", expected, f"{stream.tokens.numel()}", "the tail of the spectrum is noise")
+    yield from means(
+        stream,
+        lambda index, live: partial(_sums, {side: getattr(live, f"attn_{side}").bias for side in SIDES}),
+    )
+
+
+def means(
+    stream: LayerStream, measure: Callable[[int, Layer], Callable[[int, Seen], dict[str, Tensor]]]
+) -> Iterator[tuple[int, Mapping[str, Array]]]:
+    """What is kept of every layer: the sums per token that measure(layer, weights)(window, seen) makes, or
+    NOTHING where the layer does not attend."""
     with torch.no_grad(), stream.bar() as bar:
         for index, hidden, output in stream.forward():
-            if not stream.spec.attends(index):
-                with stream.layer(index) as live:
-                    stream.advance(live, index, hidden, output, bar)
-                yield index, NOTHING
-                continue
             total: dict[str, Tensor] = {}
             with stream.layer(index) as live:
-                biases = {side: getattr(live, f"attn_{side}").bias for side in SIDES}
-                for found in stream.passed(live, index, hidden, output, bar, partial(_sums, biases)):
-                    added(total, found)
-            yield index, {name: (sums / output[..., 0].numel()).cpu().numpy() for name, sums in total.items()}
+                if stream.spec.attends(index):
+                    for found in stream.passed(live, index, hidden, output, bar, measure(index, live)):
+                        added(total, found)
+                else:
+                    stream.advance(live, index, hidden, output, bar)
+            n_tokens = output[..., 0].numel()
+            yield index, {name: (sums / n_tokens).cpu().numpy() for name, sums in total.items()} or NOTHING
 
 
 def _sums(biases: Mapping[str, Tensor | None], window: int, seen: Seen) -> dict[str, Tensor]:

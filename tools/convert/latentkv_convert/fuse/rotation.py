@@ -16,6 +16,7 @@ import numpy as np
 
 from ..ir import F64, SIDES, Basis, SidePlan
 from ..work import Work
+from . import energy
 
 
 def finished(
@@ -35,6 +36,8 @@ def finished(
             cut = fuse(cut, plan.segments[group], rng)
         if plan.one_scale:
             cut = evened(cut, plan.segments[group], work.rotate)
+        if plan.regains and plan.formats is not None and not work.trains:  # exact tokens are latents then
+            cut = energy.regained(cut, plan.segments[group], plan.formats[group])
         result.append(cut)
     return tuple(result)
 

@@ -45,6 +45,7 @@ class Shape:
     context: int | None  # that a rotated k is fitted for
     one_row: bool = False  # keys are made of V's rows where V is what the key projection makes
     one_scale: bool = False  # a row has one scale, not one and a minimum in every segment
+    regains: bool = False  # factors make up for what few bits take from the energy (fuse/energy.py)
     _rows: Memo[tuple[int, str], CachedRows] = field(
         default_factory=lambda: Memo(KEEP_BYTES), repr=False, compare=False
     )
@@ -66,7 +67,9 @@ class Shape:
     def side(self, side: str, group: int, widths: tuple[tuple[int, ...], ...]) -> SidePlan:
         """widths: of the segments of every group."""
         ranks = tuple(map(sum, widths))
-        return SidePlan(self.paths[side], group, ranks, widths, one_scale=self.one_scale)
+        return SidePlan(
+            self.paths[side], group, ranks, widths, one_scale=self.one_scale, regains=self.regains
+        )
 
     @property
     def formats(self) -> tuple[str, ...]:
@@ -110,6 +113,18 @@ def candidates(
         yield Candidate(
             groups, [group for at in range(len(layers)) for key in sides for group in known[key][at]]
         )
+
+
+def places(candidate: Candidate, shape: Shape, spec: ModelSpec) -> dict[tuple[int, str], range]:
+    """Where the groups of a layer and side are among the candidate's tables."""
+    found, begin = {}, 0
+    for layer in spec.row_layers:
+        for side in SIDES:
+            is_made = side == "k" and shape.has_one_row(spec, layer)
+            n = 0 if is_made else spec.at(layer).n_kv // candidate.group(spec, layer, side)
+            found[layer, side] = range(begin, begin + n)
+            begin += n
+    return found
 
 
 def cut(rank: int, width: int) -> tuple[int, ...]:

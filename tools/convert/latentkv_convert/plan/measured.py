@@ -22,10 +22,11 @@ from latentkv.plan.allocation import Group
 
 from ..compute.arithmetic import model_arithmetic
 from ..course import CHECK
+from ..fuse import energy
 from ..ir import F64, SIDES, ModelSpec, Plan, SidePlan
 from ..work import Work
 from .allotment import DROP_PENALTY, Allotment
-from .candidates import Candidate, Shape
+from .candidates import Candidate, Shape, places
 from .compressed import Compressed
 from .read_back import Replaced
 
@@ -51,6 +52,10 @@ class ScaledErrors(Replaced):
         self.alpha = torch.ones(len(pairs), device=device, requires_grad=True)
         self._widths = torch.tensor([width for width, _ in pairs], device=device)
         self._dropped = torch.tensor([name == "none" for _, name in pairs], device=device)
+        self._gains = torch.ones(sum(plan.ranks), device=device)
+        if plan.regains:
+            found = energy.gains(*zip(*pairs, strict=True))
+            self._gains = torch.from_numpy(found).to(self._gains)
 
     @property
     def parameters(self) -> Sequence[Tensor]:
@@ -64,9 +69,10 @@ class ScaledErrors(Replaced):
 
     def read(self, latent: Tensor) -> Tensor:
         alpha = self.alpha.repeat_interleave(self._widths)
-        error = self.held(latent.detach()) - latent.detach()
+        exact = latent / self._gains  # what the factors make the row of
+        error = self.held(latent.detach()) - exact.detach()
         dropped = self._dropped.repeat_interleave(self._widths)
-        return torch.where(dropped, latent * (1 - alpha), latent + alpha * error)
+        return torch.where(dropped, latent * (1 - alpha), exact + alpha * error)
 
 
 def shares(work: Work, plan: Plan, windows: NDArray[np.int64]) -> Shares:
@@ -108,8 +114,8 @@ def corrected(
     """The candidate that `bought` was chosen from, its distortions multiplied by measured over predicted
     parts: they are in nats per token then. A segment's own factor is drawn to that of its side, and this one
     to that of all. power: of how far each is from that of all."""
-    tables, places = list(candidate.tables), _places(candidate, shape, spec)
-    own = {key: [_predicted(bought, index) for index in places[key]] for key in found}
+    tables, where = list(candidate.tables), places(candidate, shape, spec)
+    own = {key: [_predicted(bought, index) for index in where[key]] for key in found}
     total = sum(float(part.sum()) for parts in own.values() for part in parts)
     whole = sum(float(part.sum()) for part in found.values()) / max(total, 1e-30)
     if not whole > 0:
@@ -122,21 +128,9 @@ def corrected(
         ratio = (measured + mean * side) / np.maximum(predicted + mean, 1e-30)
         factors = whole * np.clip(ratio / whole, LEAST, MOST) ** power
         ends = np.cumsum([len(part) for part in own[key]])
-        for index, part in zip(places[key], np.split(factors, ends[:-1]), strict=True):
+        for index, part in zip(where[key], np.split(factors, ends[:-1]), strict=True):
             tables[index] = _scaled(tables[index], bought.cut.widths[index], part, shape.widths)
     return replace(candidate, tables=tables)
-
-
-def _places(candidate: Candidate, shape: Shape, spec: ModelSpec) -> dict[tuple[int, str], range]:
-    """Where the groups of a layer and side are among the candidate's tables."""
-    found, begin = {}, 0
-    for layer in spec.row_layers:
-        for side in SIDES:
-            is_made = side == "k" and shape.has_one_row(spec, layer)
-            n = 0 if is_made else spec.at(layer).n_kv // candidate.group(spec, layer, side)
-            found[layer, side] = range(begin, begin + n)
-            begin += n
-    return found
 
 
 def _predicted(bought: Allotment, index: int) -> F64:

@@ -22,7 +22,7 @@ def turned(mla: Mla) -> Basis:
 
 
 def never_dropped(table: Table) -> Table:
-    """Without the last option, `none`: behind these channels others follow."""
+    """Without the last option, `none`: after these channels others follow."""
     cost, distortion = table.cost.copy(), table.distortion.copy()
     cost[:, -1], distortion[:, -1] = cost[:, 0], _NEVER
     return replace(table, cost=cost, distortion=distortion)

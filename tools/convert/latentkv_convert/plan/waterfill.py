@@ -12,7 +12,7 @@ import numpy as np
 
 from latentkv.plan.allocation import Group, least
 
-from ..course import SHARED
+from ..course import PULLED, SHARED
 from ..errors import ConvertError
 from ..frontier import Frontier, Line, Point, Us, is_as_fast
 from ..fuse.rotation import finished
@@ -74,9 +74,10 @@ class Waterfill:
         terms = self._terms(work, check)
         full_us = self._us(features.mean_full(work.spec))
         offers, chosen = choose(self._offers(work, terms), full_us, self.prefer)
-        bought = self._settled(work, terms, offers[chosen].candidate, check)
+        candidate = self._counted(work, offers[chosen].candidate)
+        bought = self._settled(work, terms, candidate, check)
         if not self.is_master:  # a master's plans are those of its tables, for every budget
-            bought = self._corrected(work, terms, offers[chosen].candidate, bought, check)
+            bought = self._corrected(work, terms, candidate, bought, check)
         plan = bought.plan(self.shape, work.spec)
         seen = check.measured(plan, bought.predicted(terms))
         found = Frontier(
@@ -158,6 +159,17 @@ class Waterfill:
         found = [self.times.us(counted, depth) for depth in self.depths]
         known = tuple(us for us in found if us is not None)
         return known if len(known) == len(found) else None
+
+    def _counted(self, work: Work, candidate: Candidate) -> Candidate:
+        """The candidate with what errors that are alike in many tokens cost."""
+        from . import coherent  # imports torch
+
+        assert work.sample is not None
+        if work.spec.mla is not None or self.shape.one_row:  # rows that are keys and values in one
+            return candidate
+        windows = forecast.fitted(work.sample)[: PULLED // 2 if self.quick else PULLED]
+        found = coherent.pulls(work, self.shape, candidate, windows)
+        return coherent.counted(candidate, self.shape, work.spec, found)
 
     def _settled(self, work: Work, terms: Terms, candidate: Candidate, check: forecast.Check) -> Allotment:
         """What the budget buys for the candidate. Distortions are nats up to a factor (3.6 for models/demo,

@@ -62,10 +62,10 @@ def check(plan: Plan, spec: ModelSpec) -> None:
     if plan.is_full:
         raise ConvertError("--finetune", "a method that makes latents", "full K and V everywhere")
     if spec.norms_whole("k") and any(layer.k.ranks for layer in plan.layers):
-        got = "a norm over all heads of K behind its projection"
+        got = "a norm over all heads of K after its projection"
         raise ConvertError("--finetune", "K whose latent is A x", got)
     if spec.block.value_norm and any(layer.v.ranks for layer in plan.layers):
-        raise ConvertError("--finetune", "V whose latent is A x", "a norm of V behind its projection")
+        raise ConvertError("--finetune", "V whose latent is A x", "a norm of V after its projection")
     if any(side.path == "rotated" for side in sides):
         raise ConvertError("--finetune", "K rebuild or absorbed, whose latent is A x", "K rotated")
     if any(name == "none" for side in sides for group in side.formats or () for name in group):

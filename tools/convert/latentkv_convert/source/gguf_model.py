@@ -161,7 +161,7 @@ def _present(parts: GgufParts, spec: ModelSpec) -> tuple[TensorRole, ...]:
 
 
 def behind(parts: GgufParts, spec: ModelSpec) -> list[str]:
-    """Tensors of blocks behind the trunk."""
+    """Tensors of blocks after the trunk."""
     begins = tuple(prefix(layer) for layer in range(spec.n_layer, int(spec.keys["block_count"])))
     return [name for name in parts.names() if name.startswith(begins)]
 

@@ -134,7 +134,7 @@ class Stock:
         }
 
     def n_layer(self) -> int:
-        """Layers of the trunk. Blocks behind it predict more tokens at once, and are not needed."""
+        """Layers of the trunk. Blocks after it predict more tokens at once, and are not needed."""
         n_blocks = self.whole("block_count", 1, 4096)
         return n_blocks - self.whole("nextn_predict_layers", 0, n_blocks - 1, 0)
 

@@ -70,7 +70,7 @@ class Encoding:
         stem = role.partition(".")[0]
         if self.importance is None or layer is None or tensor.kind != "weight":
             return None
-        if layer >= len(self.importance):  # behind the layers that the text passed
+        if layer >= len(self.importance):  # after the layers that the text passed
             return None
         known, other = self.importance[layer], READS.get(stem, stem)
         found = np.asarray(known[other if other in known else stem], dtype=np.float64)

@@ -33,7 +33,7 @@ void pack(const int32_t* n, int width, int32_t* packs, int stride) {
     }
 }
 
-// words: [n_words, 64] from n_words words of every slot, `offset` bytes into its row. Nothing behind them is read.
+// words: [n_words, 64] from n_words words of every slot, `offset` bytes into its row. Nothing after them is read.
 void transpose(const TileRows& rows, int offset, int n_words, ReadAhead& ahead, uint32_t* words) {
     for (int s0 = 0; s0 < tile_slots; s0 += lanes) {
         for (int s = 0; s < lanes; s++) ahead.pull(n_words * word_bytes);

@@ -80,7 +80,7 @@ inline std::optional<ScaledByGroup> scaled_by_group(const SegmentLayout& segment
     });
 }
 
-// Where a segment's codes begin in a row: behind scale and minimum, if it has them.
+// Where a segment's codes begin in a row: after scale and minimum, if it has them.
 inline int codes_at(const SegmentLayout& segment) {
     const bool scaled = format_scaled_by_group(static_cast<Format>(segment.format));
     return segment.offset + (scaled ? 0 : AffineFormat<8>::codes_at);

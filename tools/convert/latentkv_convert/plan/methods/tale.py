@@ -146,7 +146,7 @@ class Tale:
         return ranks
 
     def nested(self, work: Work, kept: tuple[int, ...]) -> SidePlan:
-        """Every column, cut at r_0; the columns behind it are dropped in the middle."""
+        """Every column, cut at r_0; the columns after it are dropped in the middle."""
         width = self.group * work.spec.head_dim
         whole = (width,) * len(kept)
         segments = tuple((rank, width - rank) if rank < width else (width,) for rank in kept)

@@ -95,8 +95,8 @@ def add_arguments(parser: Any) -> None:
         "--scales",
         choices=("segment", "row"),
         default="segment",
-        help="segment (default): every segment of a row has a scale and a minimum; row: a whole row has two "
-        "scales and no minima, which loses less at equal bytes",
+        help="segment (default): every segment of a row has a scale and a minimum; row: a group's row has "
+        "four scales of a byte and no minima, which loses less at equal bytes and decodes slower",
     )
     parser.add_argument(
         "--polish",
@@ -170,6 +170,7 @@ def create(options: Mapping[str, Any], spec: ModelSpec) -> Waterfill:
             context=(served or spec.n_ctx) if rotates else None,
             one_row=options["one_row"],
             one_scale=one_scale,
+            regains=spec.mla is None and not options["master"],
         ),
         groupings=groupings,
         count=allotment.count(

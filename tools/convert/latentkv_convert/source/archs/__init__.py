@@ -230,6 +230,22 @@ def expert_keys(n_expert: int, n_used: int, n_ff: int) -> dict[str, Any]:
     }
 
 
+def tables(
+    config: Mapping[str, Any],
+    embeddings: str,
+    norm: str,
+    parts: Iterable[str] = ("weight",),
+    tied: bool = True,
+) -> list[TensorRole]:
+    """Token table, last norm and, unless it is the token table, the output. parts: of the norm; tied: what
+    tie_word_embeddings is where the config does not say."""
+    roles = [TensorRole(f"{embeddings}.weight", "token_embd.weight", "table")]
+    roles += [TensorRole(f"{norm}.{part}", f"output_norm.{part}", "vector") for part in parts]
+    if not config.get("tie_word_embeddings", tied):
+        roles.append(TensorRole("lm_head.weight", "output.weight", "table"))
+    return roles
+
+
 def packed_rows(n_head: int, n_kv: int, head_dim: int, interleaved: bool) -> dict[str, NDArray[np.int64]]:
     """Rows of Q, K and V in one packed projection: all of Q, of K, of V; or, `interleaved`, for each KV head
     its query heads, its K, its V."""

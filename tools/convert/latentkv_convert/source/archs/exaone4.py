@@ -1,6 +1,6 @@
 """exaone4: EXAONE 4.0 (1.2B, 32B).
 
-Norms behind both branches and on every query and key head. In the larger model three of four layers have a
+Norms after both branches and on every query and key head. In the larger model three of four layers have a
 sliding window, and the others no RoPE."""
 
 from __future__ import annotations

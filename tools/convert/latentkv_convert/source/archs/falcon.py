@@ -12,7 +12,7 @@ from ...errors import ConvertError, warn
 from ...ir import BlockSpec, ModelSpec, Projection, TensorRole
 from .. import rope
 from ..stock import Stock
-from . import activation, packed_rows, require
+from . import activation, packed_rows, require, tables
 
 TINY: dict[str, Any] = {
     "architectures": ["FalconForCausalLM"],
@@ -68,13 +68,6 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
             "this runtime adds them; a reader that knows none will refuse the file",
         )
         layer += [TensorRole(f"{source}.bias", f"{target}.bias", "vector") for source, target in linears]
-    tables = [
-        TensorRole("transformer.word_embeddings.weight", "token_embd.weight", "table"),
-        TensorRole("transformer.ln_f.weight", "output_norm.weight", "vector"),
-        TensorRole("transformer.ln_f.bias", "output_norm.bias", "vector"),
-    ]
-    if not config.get("tie_word_embeddings", True):
-        tables.append(TensorRole("lm_head.weight", "output.weight", "table"))
     rows = packed_rows(n_head, n_kv, head_dim, interleaved=True)
     return ModelSpec(
         gguf_arch="falcon",
@@ -96,7 +89,9 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
         ),
         layers="transformer.h",
         projections={side: Projection("self_attention.query_key_value", rows[side]) for side in "qkv"},
-        global_tensors=tuple(tables),
+        global_tensors=tuple(
+            tables(config, "transformer.word_embeddings", "transformer.ln_f", ("weight", "bias"))
+        ),
         layer_tensors=tuple(layer),
         keys={
             "context_length": n_ctx,

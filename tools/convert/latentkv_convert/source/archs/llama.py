@@ -11,7 +11,7 @@ from ...errors import ConvertError
 from ...ir import BlockSpec, ModelSpec, Projection, TensorRole
 from .. import rope
 from ..stock import Stock
-from . import activation
+from . import activation, tables
 
 TINY: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -58,13 +58,6 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
         layer.append(TensorRole(f"mlp.{name}_proj.weight", f"ffn_{name}.weight"))
         if mlp_bias:
             layer.append(TensorRole(f"mlp.{name}_proj.bias", f"ffn_{name}.bias", "vector"))
-    tied = bool(config.get("tie_word_embeddings"))
-    tables = [
-        TensorRole("model.embed_tokens.weight", "token_embd.weight", "table"),
-        TensorRole("model.norm.weight", "output_norm.weight", "vector"),
-    ]
-    if not tied:
-        tables.append(TensorRole("lm_head.weight", "output.weight", "table"))
     return ModelSpec(
         gguf_arch="llama",
         n_layer=int(config["num_hidden_layers"]),
@@ -85,7 +78,7 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
         ),
         layers="model.layers",
         projections={side: Projection(f"self_attn.{side}_proj") for side in "qkv"},
-        global_tensors=tuple(tables),
+        global_tensors=tuple(tables(config, "model.embed_tokens", "model.norm", tied=False)),
         layer_tensors=tuple(layer),
         keys={
             "context_length": int(config["max_position_embeddings"]),

@@ -11,7 +11,7 @@ from ... import limits
 from ...errors import ConvertError
 from ...ir import BlockSpec, ModelSpec, Projection, TensorRole
 from ..stock import Stock
-from . import packed_rows, require
+from . import packed_rows, require, tables
 
 TINY: dict[str, Any] = {
     "architectures": ["MptForCausalLM"],
@@ -50,12 +50,6 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     clip = attention.get("clip_qkv")
     if clip is not None:
         clip = limits.number("config.json", "clip_qkv", clip, *limits.CLIP)
-    tables = [
-        TensorRole("transformer.wte.weight", "token_embd.weight", "table"),
-        TensorRole("transformer.norm_f.weight", "output_norm.weight", "vector"),
-    ]
-    if not config.get("tie_word_embeddings", True):
-        tables.append(TensorRole("lm_head.weight", "output.weight", "table"))
     rows = packed_rows(n_head, n_head, head_dim, interleaved=False)
     return ModelSpec(
         gguf_arch="mpt",
@@ -77,7 +71,7 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
         ),
         layers="transformer.blocks",
         projections={side: Projection("attn.Wqkv", rows[side]) for side in "qkv"},
-        global_tensors=tuple(tables),
+        global_tensors=tuple(tables(config, "transformer.wte", "transformer.norm_f")),
         layer_tensors=(
             TensorRole("norm_1.weight", "attn_norm.weight", "vector"),
             TensorRole("attn.out_proj.weight", "attn_output.weight"),

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...ir import BlockSpec, ModelSpec, Projection, TensorRole
 from ..stock import Stock
-from . import activation, require
+from . import activation, require, tables
 
 OFFSET = 2  # rows of the position table before position 0, left over from fairseq's padding index
 
@@ -62,14 +62,8 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     ]
     decoder = "model.decoder"
     positions = np.arange(OFFSET, OFFSET + n_ctx)
-    tables = [
-        TensorRole(f"{decoder}.embed_tokens.weight", "token_embd.weight", "table"),
-        TensorRole(f"{decoder}.embed_positions.weight", "position_embd.weight", "vector", rows=positions),
-        TensorRole(f"{decoder}.final_layer_norm.weight", "output_norm.weight", "vector"),
-        TensorRole(f"{decoder}.final_layer_norm.bias", "output_norm.bias", "vector"),
-    ]
-    if not config.get("tie_word_embeddings", True):
-        tables.append(TensorRole("lm_head.weight", "output.weight", "table"))
+    places = TensorRole(f"{decoder}.embed_positions.weight", "position_embd.weight", "vector", rows=positions)
+    words = tables(config, f"{decoder}.embed_tokens", f"{decoder}.final_layer_norm", ("weight", "bias"))
     return ModelSpec(
         gguf_arch="opt",
         n_layer=int(config["num_hidden_layers"]),
@@ -90,7 +84,7 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
         ),
         layers=f"{decoder}.layers",
         projections={side: Projection(f"self_attn.{side}_proj") for side in "qkv"},
-        global_tensors=tuple(tables),
+        global_tensors=(words[0], places, *words[1:]),
         layer_tensors=tuple(layer),
         keys={
             "context_length": n_ctx,

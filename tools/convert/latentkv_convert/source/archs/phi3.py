@@ -10,7 +10,7 @@ from typing import Any
 from ...ir import BlockSpec, ModelSpec, Projection, TensorRole
 from .. import rope
 from ..stock import Stock
-from . import activation, packed_rows, window_keys
+from . import activation, packed_rows, tables, window_keys
 
 TINY: dict[str, Any] = {
     "architectures": ["Phi3ForCausalLM"],
@@ -54,12 +54,6 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
         TensorRole("mlp.gate_up_proj.weight", "ffn_up.weight"),
         TensorRole("mlp.down_proj.weight", "ffn_down.weight"),
     )
-    tables = [
-        TensorRole("model.embed_tokens.weight", "token_embd.weight", "table"),
-        TensorRole("model.norm.weight", "output_norm.weight", "vector"),
-    ]
-    if not config.get("tie_word_embeddings", False):
-        tables.append(TensorRole("lm_head.weight", "output.weight", "table"))
     return ModelSpec(
         gguf_arch="phi3",
         n_layer=int(config["num_hidden_layers"]),
@@ -80,7 +74,7 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
         ),
         layers="model.layers",
         projections={side: Projection("self_attn.qkv_proj", rows[side]) for side in "qkv"},
-        global_tensors=tuple(tables),
+        global_tensors=tuple(tables(config, "model.embed_tokens", "model.norm", tied=False)),
         layer_tensors=layer,
         keys={
             "context_length": n_ctx,

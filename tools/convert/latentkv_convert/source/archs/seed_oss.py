@@ -36,7 +36,7 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def with_post_norm(spec: ModelSpec, without: set[str]) -> tuple[Any, ...]:
-    """Roles of layers, but for some, where files name the FFN's norm as one behind attention."""
+    """Roles of layers, but for some, where files name the FFN's norm as one after attention."""
     names = {"ffn_norm.weight": "post_attention_norm.weight"}
     return tuple(
         replace(role, target=names.get(role.target, role.target), rope_heads=0)

@@ -538,9 +538,9 @@ struct DecodeWarp {
             }
         }
         __syncthreads();
-        if (static_cast<int>(threadIdx.x) < warps * decode_rows) {
-            // as many neighbours as warps hold a row's maxima and sums
-            const int row = threadIdx.x / warps;
+        if (static_cast<int>(threadIdx.x) < max(warps * decode_rows, 32)) {
+            // as many neighbours as warps hold a row's maxima and sums; of two warps, half of the first one repeats the last row
+            const int row = min(static_cast<int>(threadIdx.x) / warps, decode_rows - 1);
             float2& of = ml[threadIdx.x % warps * decode_rows + row];
             float top = of.x;
 #pragma unroll 1

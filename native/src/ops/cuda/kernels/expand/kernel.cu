@@ -14,7 +14,7 @@ cudaError_t expand(const ExpandArgs& args, const ExpandSide& k, const ExpandSide
                    unsigned sides, int first_tile, cudaStream_t stream) {
     if (args.by == ExpandBy::resident) return launch_resident(args, to, slots, sides, first_tile, stream);
     const dim3 grid(static_cast<unsigned>(round_up(slots, expand_slots) / expand_slots),
-                    static_cast<unsigned>(args.n_kv / std::min(k.heads, v.heads)), sides);
+                    static_cast<unsigned>(args.n_kv / std::min(k.heads, v.heads) * (args.head_dim / k.columns)), sides);
     const auto kernel = args.by == ExpandBy::chunks ? expand_kernel<ExpandBy::chunks> : expand_kernel<ExpandBy::units>;
     return launch_next(kernel, grid, expand_threads, expand_shared, stream, args, k, v, to, first_tile);
 }
@@ -82,6 +82,7 @@ cudaError_t attend_expanded(const Plan& plan, const CutProblem* beside, cudaStre
     full.regions[0].seq = to.seq;
     full.regions[0].pos = to.pos;
     full.n_slots = to.n_slots;
+    if (own.flash != 0) full.tile = flash_slots(plan.head_dim);
     const ExpandSide k(args, true);
     const ExpandSide v(args, false);
     const int chunks = std::max(1, (plan.context + plan.chunk - 1) / plan.chunk);

@@ -56,7 +56,6 @@ const char* take_rows(const Request& request, Plan& a) {
     if (a.rebuild != 0 && a.in_blocks != 0) return "K is rebuilt from blocks of tokens";
     if (a.rebuild == 0 && !full) return "K is not rebuilt";
     if (full && a.in_blocks == 0 && rows_of(a) < least_expanded_rows) return "too few query rows";
-    if (a.head_dim > most_expanded_head) return "heads are too wide";
     ExpandPlan own{};
     own.multiprocessors = request.device.n_multiprocessors;
     PrefillArgs expanded = on_expanded_rows(a, {});
@@ -64,6 +63,9 @@ const char* take_rows(const Request& request, Plan& a) {
     const bool many = blocks > request.device.n_multiprocessors;
     const int longest = many ? longest_chunk : longest_of_few;
     own.flash = plan_flash(longest, request.device, expanded) ? 1 : 0;
+    // halves of heads are no place for RoPE, and only the flash kernel takes such heads
+    const bool finishes = a.rebuild != 0 && (a.n_rot > 0 || a.k_bias != nullptr || a.k_norm != nullptr);
+    if (a.head_dim > most_expanded_head && (own.flash == 0 || finishes)) return "heads are too wide";
     if (own.flash == 0 && full) return "full rows are not what the flash kernel takes";
     const int bytes = own.flash != 0 && many ? long_bytes : most_bytes;
     a.chunk = std::min(std::clamp(bytes / (2 * row_bytes(a)) / expand_slots * expand_slots, 1024, longest),

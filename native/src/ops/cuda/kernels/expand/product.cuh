@@ -10,15 +10,15 @@ namespace lkv::cuda {
 // the order of KeyReader's pairs, those of its first product before those of its second.
 class FactorCopies {
 public:
-    __device__ FactorCopies(const ExpandSide& side, int head0, int head_dim) : rank_(side.rank) {
+    __device__ FactorCopies(const ExpandSide& side, int head0, int column0, int head_dim) : rank_(side.rank) {
         constexpr int pieces = expand_columns / 8;
         const int thread = static_cast<int>(threadIdx.x);
         const int column = thread % pieces * 8;
         const int head = small_quotient(column, head_dim);
         channel_ = thread / pieces;
         exists_ = head < side.heads;
-        from_ = side.factor + (static_cast<int64_t>(head0 + head) * side.rank + channel_) * head_dim + column -
-                head * head_dim;
+        from_ = side.factor + (static_cast<int64_t>(head0 + head) * side.rank + channel_) * head_dim + column0 +
+                column - head * head_dim;
         const int row = channel_ / 4 * 16 + channel_ % 2 * 8 + channel_ % 4 / 2;
         to_ = row * factor_pitch + column * 2;
         step_ = 8 * head_dim;
@@ -90,8 +90,8 @@ __device__ __forceinline__ void decode_unit(const KeyReader<Bits>& reader,
 // B in turns of expand_stages steps, in shared memory.
 class FactorStages {
 public:
-    __device__ FactorStages(const ExpandSide& side, int head0, int head_dim, uint8_t* stages, int n_steps)
-        : copies_(side, head0, head_dim), stages_(stages), n_steps_(n_steps) {
+    __device__ FactorStages(const ExpandSide& side, int head0, int column0, int head_dim, uint8_t* stages, int n_steps)
+        : copies_(side, head0, column0, head_dim), stages_(stages), n_steps_(n_steps) {
         for (int step = 0; step < expand_stages - 1; step++) {
             if (step < n_steps) copies_.issue(at(step));
             copies_commit();

@@ -31,14 +31,17 @@ __global__ void __launch_bounds__(resident_threads, 1)
     __shared__ float2 eight[expand_columns / 2];
     const bool is_k = blockIdx.z == 0;
     const ExpandSide& side = is_k ? of_k : of_v;
-    const int head0 = static_cast<int>(blockIdx.y) * side.heads;
+    // of heads wider than a thread block makes, halves
+    const int halves = FINISHES ? 1 : p.head_dim / side.columns;
+    const int head0 = static_cast<int>(blockIdx.y) / halves * side.heads;
+    const int column0 = static_cast<int>(blockIdx.y) % halves * side.columns;
     if (head0 >= p.n_kv) return;
     const ResidentFactor layout(side.rank);
     const int warp = static_cast<int>(threadIdx.x) / 32;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int group = small_quotient(head0, side.group);
     // weights, which no earlier kernel writes
-    copy_factor(side, head0, p.head_dim, layout, shared);
+    copy_factor(side, head0, column0, p.head_dim, layout, shared);
     copies_commit();
     units.note(p, side, is_k, group);
     if (static_cast<int>(threadIdx.x) < side.n_rot / 2) eight[threadIdx.x] = angle_of(p.phases[threadIdx.x], 8);
@@ -55,7 +58,7 @@ __global__ void __launch_bounds__(resident_threads, 1)
     const int end = min(parts.n_tiles, first_tile + p.chunk / expand_tile);
     const int step = resident_groups * static_cast<int>(gridDim.x);
     const Operand factor(static_cast<uint32_t>(__cvta_generic_to_shared(shared)), static_cast<uint32_t>(layout.pitch));
-    const int pieces = p.head_dim / 8;
+    const int pieces = side.columns / 8;
 #pragma unroll 1
     for (int t = first_tile + static_cast<int>(blockIdx.x) * resident_groups + warp / 4; t < end; t += step) {
         const LatentTile tile(p, parts, is_k, group, t, warp);
@@ -92,8 +95,9 @@ __global__ void __launch_bounds__(resident_threads, 1)
                 const int piece = 4 * j + again % 4;
                 const int head = small_quotient(piece, pieces);
                 if (head >= side.heads) continue;
-                *reinterpret_cast<uint4*>(to.at(p, is_k, index + again / 4 + 8 * i, head0 + head,
-                                                piece - head * pieces)) = make_uint4(x[0], x[1], x[2], x[3]);
+                uint8_t* const at =
+                    to.at(p, is_k, index + again / 4 + 8 * i, head0 + head, column0 / 8 + piece - head * pieces);
+                *reinterpret_cast<uint4*>(at) = make_uint4(x[0], x[1], x[2], x[3]);
             }
         }
     }
@@ -115,7 +119,7 @@ cudaError_t launch_resident(const ExpandArgs& args, const ExpandTo& to, int slot
                             cudaStream_t stream) {
     const ExpandSide k(args, true);
     const ExpandSide v = sides > 1 ? ExpandSide(args, false) : k;
-    const int heads = args.n_kv / std::min(k.heads, v.heads);
+    const int heads = args.n_kv / std::min(k.heads, v.heads) * (args.head_dim / k.columns);
     const int tiles = (slots + expand_tile - 1) / expand_tile;
     const int blocks = std::clamp(args.multiprocessors / (heads * static_cast<int>(sides)), 1,
                                   (tiles + resident_groups - 1) / resident_groups);

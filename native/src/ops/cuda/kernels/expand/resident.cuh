@@ -17,8 +17,8 @@ using UnitPair = uint32_t[2][4];
 
 // B to shared memory, a channel a row of 16 bytes, in the order of KeyReader's pairs. By all threads; zeros behind the last channel and the
 // last head.
-__device__ inline void copy_factor(const ExpandSide& side, int head0, int head_dim, const ResidentFactor& layout,
-                                   uint8_t* to) {
+__device__ inline void copy_factor(const ExpandSide& side, int head0, int column0, int head_dim,
+                                   const ResidentFactor& layout, uint8_t* to) {
     constexpr int in_unit = 32 * 16;  // pieces of eight dimensions; eight lanes write 128 bytes
     for (int i = static_cast<int>(threadIdx.x); i < 16 * layout.depth; i += static_cast<int>(blockDim.x)) {
         const int row = i / 32 % 4 * 8 + i % 8;
@@ -28,7 +28,7 @@ __device__ inline void copy_factor(const ExpandSide& side, int head0, int head_d
         uint8_t* const at = to + column / 8 * layout.pitch + (i / in_unit * 32 + row) * 16;
         if (channel < side.rank && head < side.heads) {
             const int64_t from = static_cast<int64_t>(head0 + head) * side.rank + channel;
-            copy_async<16>(at, side.factor + from * head_dim + column - head * head_dim);
+            copy_async<16>(at, side.factor + from * head_dim + column0 + column - head * head_dim);
         } else {
             *reinterpret_cast<uint4*>(at) = make_uint4(0, 0, 0, 0);
         }
@@ -85,10 +85,12 @@ __device__ __forceinline__ void multiply_latents(float (&acc)[64], const uint8_t
             }
         });
     };
-    UnitPair a = {};  // of the unit whose products are under way, while the next one is decoded
     if (n_units > 0) load(0);
 #pragma unroll 1
     for (int u = 0; u < n_units; u++) {
+        // before the unit is decoded: the compiler takes the registers of the last one's operand for something else as soon as its products have
+        // begun. Meanwhile the other warpgroups decode.
+        warpgroup_wait_all();
         uint32_t pairs[2][4];
         with_unit(kind, [&](auto bits) __attribute__((always_inline)) {
             constexpr int Bits = decltype(bits)::value;
@@ -102,7 +104,7 @@ __device__ __forceinline__ void multiply_latents(float (&acc)[64], const uint8_t
             }
         });
         if (u + 1 < n_units) load(u + 1);
-        warpgroup_wait_all(a);
+        UnitPair a;
 #pragma unroll
         for (int k = 0; k < 2; k++) {
 #pragma unroll
@@ -115,7 +117,6 @@ __device__ __forceinline__ void multiply_latents(float (&acc)[64], const uint8_t
         }
         warpgroup_commit();
     }
-    warpgroup_wait_all(a);
     warpgroup_wait(acc);
 }
 

@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(resident_threads, 1)
     const int head0 = static_cast<int>(blockIdx.y) * side.heads;
     const int group = small_quotient(head0, side.group);
     // weights, which no earlier kernel of the step writes
-    copy_factor(side, head0, p.head_dim, layout.factor, shared);
+    copy_factor(side, head0, 0, p.head_dim, layout.factor, shared);
     copies_commit();
     units.note(p, side, true, group);
     if (thread < p.n_rot / 2) eight[thread] = angle_of(p.phases[thread], 8);

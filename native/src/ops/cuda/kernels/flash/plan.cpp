@@ -1,12 +1,12 @@
 #include <algorithm>
 
 #include "ops/cuda/kernels/flash/layout.h"
+#include "ops/latent_attn.h"
 
 namespace lkv::cuda {
 
 namespace {
 
-constexpr int least_rows = 33;  // fewer are the wide kernel's
 constexpr int most_flash_parts = 128;
 // In tiles that a thread block walks: what a thread block does besides, and merging a part of the query rows of one.
 constexpr float block_cost = 4.0f;
@@ -47,16 +47,16 @@ cudaError_t launch(const Plan& plan, cudaStream_t stream) { return launch_flash(
 
 bool plan_flash(int capacity, const Device& device, CutProblem& p) {
     const int rows = p.n_tokens * (p.n_head / p.n_kv);
-    if (!device.warpgroups || rows < least_rows || (p.head_dim != 64 && p.head_dim != 128) ||
-        64 * p.k_blocks != p.head_dim || 64 * p.v_blocks != p.head_dim ||
-        flash_shared(p.head_dim) + 2048 > device.shared_bytes) {
+    if (!device.warpgroups || rows < least_flash_rows ||
+        (p.head_dim != 64 && p.head_dim != 128 && p.head_dim != most_flash_head) || 64 * p.k_blocks != p.head_dim ||
+        64 * p.v_blocks != p.head_dim || flash_shared(p.head_dim) + 2048 > device.shared_bytes) {
         return false;
     }
     p.unit = 1;
-    p.tile = flash_tile;
+    p.tile = flash_slots(p.head_dim);
     const int blocks = p.n_kv * ((rows + flash_rows - 1) / flash_rows);
     p.least_tiles = blocks >= device.n_multiprocessors ? 32 : 8;
-    const int tiles = std::max(1, capacity / flash_tile);
+    const int tiles = std::max(1, capacity / p.tile);
     p.n_split =
         parts_of(blocks, device.n_multiprocessors, tiles, std::clamp(tiles / p.least_tiles, 1, most_flash_parts));
     return true;

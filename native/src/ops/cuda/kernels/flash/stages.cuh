@@ -29,11 +29,13 @@ template <int D, bool IN_TILES>
 struct FlashBlock {
     static constexpr FlashStage stage{D, IN_TILES};
     static constexpr int n_pieces = D / 8;  // of 16 bytes
+    static constexpr int slots = flash_slots(D);
+    static constexpr uint64_t all_slots = ~uint64_t{0} >> (64 - slots);
     static constexpr int ahead = flash_stages - 2;
     using Rows = QueryRow[2];  // g and g + 8 of its warp's 16
     using Queries = uint32_t[D / 16][4];
-    using Scores = float[flash_tile / 2];  // [slots / 8][4]
-    using Weights = uint32_t[flash_tile / 16][4];
+    using Scores = float[slots / 2];  // [slots / 8][4]
+    using Weights = uint32_t[slots / 16][4];
     using Sums = float[D / 2];  // [channels / 8][4]
 
     const FlashArgs& p;
@@ -56,7 +58,7 @@ struct FlashBlock {
 
     __device__ uint8_t* tile_at(int t) const { return stages + t % flash_stages * stage.total; }
     __device__ static uint64_t* seq_of(uint8_t* tile) { return reinterpret_cast<uint64_t*>(tile + 2 * stage.side); }
-    __device__ static int32_t* pos_of(uint8_t* tile) { return reinterpret_cast<int32_t*>(seq_of(tile) + flash_tile); }
+    __device__ static int32_t* pos_of(uint8_t* tile) { return reinterpret_cast<int32_t*>(seq_of(tile) + slots); }
     // Where products read a tile's K or V. next_rows, next_channels: as Operand has them
     __device__ static Operand operand(const uint8_t* side, int next_rows, int next_channels) {
         return Operand(static_cast<uint32_t>(__cvta_generic_to_shared(side)), static_cast<uint32_t>(next_rows),
@@ -119,17 +121,17 @@ struct FlashBlock {
             arrival.announce(static_cast<uint32_t>(stage.total));
             arrival.copy(to, region.k_rows + at, stage.side);
             arrival.copy(to + stage.side, region.v_rows + at, stage.side);
-            arrival.copy(seq_of(to), region.seq + tile * flash_tile, flash_tile * 8);
-            arrival.copy(pos_of(to), region.pos + tile * flash_tile, flash_tile * 4);
+            arrival.copy(seq_of(to), region.seq + tile * slots, slots * 8);
+            arrival.copy(pos_of(to), region.pos + tile * slots, slots * 4);
             return;
         }
         if (t < n_tiles) {
             const int r = parts.region_of(tile_begin + t);
             const FlashRegion& from = regions[r];
-            const int first = (tile_begin + t - parts.tiles_before(r)) * flash_tile;
-            const int n = min(flash_tile, from.n_slots - first);
+            const int first = (tile_begin + t - parts.tiles_before(r)) * slots;
+            const int n = min(slots, from.n_slots - first);
             uint8_t* const to = tile_at(t);
-            if (thread < flash_tile) {
+            if (thread < slots) {
                 copy_mark(seq_of(to), pos_of(to), from.seq + first, from.pos + first, thread, n);
             }
             constexpr int down = n_threads / n_pieces;
@@ -138,7 +140,7 @@ struct FlashBlock {
             const uint8_t* const v = from.v + 16 * piece;
             uint8_t* const column = to + piece * stage.piece;
 #pragma unroll
-            for (int i = 0; i < flash_tile / down; i++) {
+            for (int i = 0; i < slots / down; i++) {
                 const int slot = thread / n_pieces + down * i;
                 const int64_t at = first + min(slot, n - 1);
                 copy_async<16>(column + 16 * slot, k + at * from.k_step);
@@ -150,11 +152,10 @@ struct FlashBlock {
 
     // Free slots hold anything, NaN too, and a weight of 0 would not hide that. By all threads.
     __device__ __forceinline__ void clear_free(uint8_t* tile, uint64_t used) const {
-        for (int i = thread; i < flash_tile * n_pieces; i += n_threads) {
-            const int slot = i % flash_tile;
+        for (int i = thread; i < slots * n_pieces; i += n_threads) {
+            const int slot = i % slots;
             if ((used >> slot & 1) != 0) continue;
-            *reinterpret_cast<uint4*>(tile + stage.side + i / flash_tile * stage.piece + 16 * slot) =
-                make_uint4(0, 0, 0, 0);
+            *reinterpret_cast<uint4*>(tile + stage.side + i / slots * stage.piece + 16 * slot) = make_uint4(0, 0, 0, 0);
         }
         before_async_access();
         __syncthreads();
@@ -179,8 +180,8 @@ struct FlashBlock {
             return seq_of(tile)[s];
         };
         uint64_t used;
-        const Seen seen = judge<flash_tile>(sight, window, lane, mark, used);
-        if (seen != Seen::by_none && ~used != 0) clear_free(tile, used);
+        const Seen seen = judge<slots>(sight, window, lane, mark, used);
+        if (seen != Seen::by_none && used != all_slots) clear_free(tile, used);
         return seen;
     }
 
@@ -198,8 +199,16 @@ struct FlashBlock {
         const Operand v = operand(tile_at(t) + stage.side, stage.piece, 128);
         warpgroup_begin();
 #pragma unroll
-        for (int i = 0; i < flash_tile / 16; i++) {
-            warpgroup_mma(acc, w[i], v.at(static_cast<uint32_t>(256 * i)), true);
+        for (int i = 0; i < slots / 16; i++) {
+            if constexpr (D <= 128) {
+                warpgroup_mma(acc, w[i], v.at(static_cast<uint32_t>(256 * i)), true);
+            } else {
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const auto at = static_cast<uint32_t>(256 * i + half * n_pieces / 2 * stage.piece);
+                    warpgroup_mma(*reinterpret_cast<float (*)[64]>(acc + 64 * half), w[i], v.at(at), true);
+                }
+            }
         }
         warpgroup_commit();
     }
@@ -211,7 +220,7 @@ struct FlashBlock {
         const uint64_t* const seq = seq_of(tile_at(t));
         const int32_t* const pos = pos_of(tile_at(t));
 #pragma unroll
-        for (int i = 0; i < flash_tile / 2; i++) {
+        for (int i = 0; i < slots / 2; i++) {
             const int slot = i / 4 * 8 + 2 * c + i % 2;
             const int row = i / 2 % 2;
             const int distance = rows[row].pos - pos[slot];
@@ -227,7 +236,7 @@ struct FlashBlock {
         for (int r = 0; r < 2; r++) {
             float top = -INFINITY;
 #pragma unroll
-            for (int i = 0; i < flash_tile / 4; i++) top = fmaxf(top, s[i / 2 * 4 + 2 * r + i % 2]);
+            for (int i = 0; i < slots / 4; i++) top = fmaxf(top, s[i / 2 * 4 + 2 * r + i % 2]);
             top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
             top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2)) * scale;
             const float higher = top > state.top[r] + stale_max ? top : state.top[r];
@@ -236,7 +245,7 @@ struct FlashBlock {
             state.top[r] = higher;
             float sum = 0.0f;
 #pragma unroll
-            for (int i = 0; i < flash_tile / 4; i++) {
+            for (int i = 0; i < slots / 4; i++) {
                 float& x = s[i / 2 * 4 + 2 * r + i % 2];
                 x = power_of_two(fmaf(x, scale, -base));
                 sum += x;
@@ -247,7 +256,7 @@ struct FlashBlock {
     // Weights as products read them.
     __device__ __forceinline__ void pack(const Scores& s, Weights& w) const {
 #pragma unroll
-        for (int i = 0; i < flash_tile / 4; i++) w[i / 4][i % 4] = bits(__floats2half2_rn(s[2 * i], s[2 * i + 1]));
+        for (int i = 0; i < slots / 4; i++) w[i / 4][i % 4] = bits(__floats2half2_rn(s[2 * i], s[2 * i + 1]));
     }
 
     // The weights of the first tile of several that rows see.

@@ -25,7 +25,7 @@ bool plan_prefill_rows(int capacity, const Device& device, int k_pitch, int v_pi
     const int rows = rows_of(a);
     const int channels = 64 * a.k_blocks;
     for (const int wc : {1, 2, 4, 8}) {
-        if ((!any_rows && rows <= 64 / wc) || 64 * a.v_blocks > prefill_channels[wc] ||
+        if ((!any_rows && rows <= 64 / std::min(wc, 4)) || 64 * a.v_blocks > prefill_channels[wc] ||
             (wc == 1 && channels > prefill_channels[1])) {
             continue;
         }

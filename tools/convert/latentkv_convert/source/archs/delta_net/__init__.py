@@ -210,7 +210,7 @@ def _interval(config: Mapping[str, Any]) -> Any:
 
 
 def pattern_keys(kinds: list[str]) -> dict[str, Any]:
-    """Which layers attend, for stock readers: every so manieth, or each by itself."""
+    """Which layers attend, for stock readers: every n-th, or a list of them."""
     for period in (PERIOD, *range(1, len(kinds) + 1)):
         if all((kind == ATTENDS) == ((layer + 1) % period == 0) for layer, kind in enumerate(kinds)):
             return {"full_attention_interval": period}
@@ -292,7 +292,7 @@ def config_of(stock: Stock) -> dict[str, Any]:
 
 
 def _stock_kinds(stock: Stock, n_layer: int) -> list[str]:
-    """Of the trunk; the list also has blocks behind it."""
+    """Mixers of the trunk's layers; the stock list also has blocks after the trunk."""
     listed = stock.values.get("attention.recurrent_layers")
     if listed is None:
         period = stock.whole("full_attention_interval", 0, 4096, PERIOD) or n_layer + 1

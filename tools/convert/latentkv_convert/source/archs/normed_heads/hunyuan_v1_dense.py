@@ -1,6 +1,6 @@
 """hunyuan_v1_dense: Hunyuan 0.5B to 7B, Hunyuan-MT.
 
-Llama's block with norms on query and key heads behind RoPE, whose base may be stretched."""
+Llama's block with norms on query and key heads after RoPE, whose base may be stretched."""
 
 from __future__ import annotations
 

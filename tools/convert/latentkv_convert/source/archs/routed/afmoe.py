@@ -1,7 +1,7 @@
 """afmoe: Arcee Trinity Nano, Mini and Large.
 
 Qwen 3's attention with a gate of each number of its output; three of four layers have a sliding window, and
-the others no RoPE. Norms before and behind both branches, and experts in all but the first layers."""
+the others no RoPE. Norms before and after both branches, and experts in all but the first layers."""
 
 from __future__ import annotations
 

@@ -72,7 +72,8 @@ template <int n>
 void warpgroup_mma(float (&d)[n], const uint32_t (&a)[4], uint64_t b, bool add) {
     multiply<false>(d, a, b, add);
 }
-inline void warpgroup_mma_columns(float (&d)[32], const uint32_t (&a)[4], uint64_t b, bool add) {
+template <int n>
+void warpgroup_mma_columns(float (&d)[n], const uint32_t (&a)[4], uint64_t b, bool add) {
     multiply<true>(d, a, b, add);
 }
 

@@ -1,5 +1,5 @@
 // What needs ggml-cuda's private headers: the stream its backend works on, and which products wait.
-#include "runtime/cuda/ggml_stream.h"
+#include "runtime/cuda/ggml/stream.h"
 
 #include "ggml-backend-impl.h"
 #include "ggml-cuda/common.cuh"
