@@ -650,6 +650,7 @@ void one_row() {
         {"q4, many heads", "mla", 70, 64, {whole(q4)}},
         {"a plan behind exact windows", "mla", 16, 64, {whole(f16), whole(f16), plan}, 1, 400, 1, 2},
         {"a plan, eight tokens", "mla", 5, 64, {plan}, 8, 300, 1, 3},
+        {"a plan with scales", "mla", 5, 64, {{{n8, 64}, {n4, 192}, {n3, 64}, {n1, 96}}}, 2, 150, 1, 3},
         {"a plan, three sequences", "mla", 5, 64, {plan}, 1, 150, 3, 4, false, true},
         {"f16, three sequences", "mla", 5, 32, {{{f16, 32}, {f16, 96}}}, 1, 150, 3, 4, false, true},
         {"q8_0", "mla", 20, 64, {whole(q8_0)}, 1, 300, 1, 2},

@@ -85,7 +85,8 @@ const char* plan_mla_rows(const Request& request, Plan& a, MlaPlan& plan) {
     if (a.rebuild == 0) add_side(&RegionView::k, a.k_blocks, plan.k_pitch);  // else full rows are read where they lie
     add_side(&RegionView::v, a.v_blocks, plan.v_pitch);
     if (!all) return "rows are not in units of 32 channels";
-    for (int r = 0; r < p.n_regions; r++) plan.scaled |= has_group_scales(p.regions[r].v) ? 1 : 0;
+    for (int r = 0; r < p.n_regions; r++)
+        plan.scaled |= has_group_scales(values ? p.regions[r].k : p.regions[r].v) ? 1 : 0;
     if (scores) plan.k_pitch = plan.v_pitch;
     if (values) stage_all(p, a.k_blocks, plan);
     const Device& device = request.device;
