@@ -61,8 +61,6 @@ LKV_HD constexpr int flash_shared(int head_dim) { return flash_stages * FlashSta
 
 // Whether the kernel is for these rows, full ones of f16, with the parts it would take into p. For a device with products by warpgroups.
 bool plan_flash(int capacity, const Device& device, CutProblem& p);
-// For kernels that are asked before it.
-bool is_for_flash(const Request& request, const CutProblem& p);
 // heads: KV heads that are attended to, the first ones
 cudaError_t launch_flash(const FlashArgs& args, int heads, cudaStream_t stream);
 

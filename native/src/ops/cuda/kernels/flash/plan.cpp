@@ -29,13 +29,12 @@ int parts_of(int blocks, int n_multiprocessors, int tiles, int most) {
     return best;
 }
 
-bool are_full_f16(const Problem& a) {
-    return a.rebuild == 0 && a.kind == kind_f16_wide && a.k_group == 1 && a.v_group == 1 && a.v_b == nullptr &&
-           a.q_width == a.head_dim;
-}
-
 const char* take(const Request& request, Plan& plan) {
-    if (!are_full_f16(plan)) return "rows are not full ones of f16";
+    if (plan.rebuild != 0) return "K is rebuilt";
+    if (plan.kind != kind_f16_wide || plan.k_group != 1 || plan.v_group != 1 || plan.v_b != nullptr ||
+        plan.q_width != plan.head_dim) {
+        return "rows are not full ones of f16";
+    }
     return plan_flash(request.capacity, request.device, plan)
                ? nullptr
                : "no warpgroups, too few query rows, or another head_dim";
@@ -60,11 +59,6 @@ bool plan_flash(int capacity, const Device& device, CutProblem& p) {
     p.n_split =
         parts_of(blocks, device.n_multiprocessors, tiles, std::clamp(tiles / p.least_tiles, 1, most_flash_parts));
     return true;
-}
-
-bool is_for_flash(const Request& request, const CutProblem& p) {
-    CutProblem own = p;
-    return are_full_f16(p) && plan_flash(request.capacity, request.device, own);
 }
 
 namespace kernels {

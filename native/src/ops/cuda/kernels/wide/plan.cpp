@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "ops/cuda/kernels/flash/layout.h"
 #include "ops/cuda/kernels/wide/layout.h"
 #include "ops/cuda/rows/tables.h"
 
@@ -26,8 +25,6 @@ const char* take(const Request& request, Plan& a) {
     const int rows = rows_of(a);
     if (a.rebuild != 0) return "K is rebuilt";
     if (rows > 32) return "too many query rows";
-    // 8B, 8 tokens at 16384: 63 us a layer here, where one token takes 24
-    if (is_for_flash(request, a)) return "the flash kernel takes so many query rows of f16";
     WidePlan plan{};
     plan.k_pitch = wide_pitch(p, &RegionView::k, a.k_blocks);
     plan.v_pitch = wide_pitch(p, &RegionView::v, a.v_blocks);
