@@ -65,18 +65,11 @@ LKV_HD constexpr float read_step(int bits) {
     return step[bits];
 }
 
-// A sum over channels of several segments: sixteen that take turns, added up once. On a device by a warp, a lane each.
-#if defined(__CUDACC__)
-using Turns = float;
-__device__ inline float total(Turns of) {
-    return across<adders>(of, [](float a, float b) { return a + b; });
-}
-#else
-struct Turns {
-    f32x8 of[2]{};
+// Sums over channels: of x · level and of level².
+struct LevelSums {
+    float xl;
+    float ll;
 };
-LKV_INLINE float total(const Turns& turns) { return sum(turns.of[0] + turns.of[1]); }
-#endif
 
 // A scale from sums over the channels that it is fitted to.
 class ScaleFit {
@@ -89,9 +82,9 @@ public:
     // 1 / scale, or 0 where squares would leave float's range.
     LKV_HD float inverse() const { return fits() ? 1.0f / scale_ : 0.0f; }
 
-    // Σ x · level and Σ level², with the levels nearest to x · inverse()
-    LKV_HD void refine(float xl, float ll) {
-        if (fits() && xl > 0.0f && ll > 0.0f) scale_ = xl / ll;
+    // sums: with the levels nearest to x · inverse()
+    LKV_HD void refine(const LevelSums& sums) {
+        if (fits() && sums.xl > 0.0f && sums.ll > 0.0f) scale_ = sums.xl / sums.ll;
     }
 
     LKV_HD uint8_t stored() const { return nearest_scale(scale_); }
@@ -102,17 +95,21 @@ private:
     float scale_;
 };
 
-// power += x² of a segment.
-LKV_HD inline void add_power(const float* x, int width, Turns& power) {
+// Σ x² of a segment. On a device by a warp.
+LKV_HD inline float power_of(const float* x, int width) {
 #if defined(__CUDACC__)
-    for (int i = adder(); i < width; i += adders) power = fmaf(x[i], x[i], power);
+    float p = 0.0f;
+    for (int i = adder(); i < width; i += adders) p = fmaf(x[i], x[i], p);
+    return across<adders>(p, [](float a, float b) { return a + b; });
 #else
+    f32x8 p[2]{};
     for (int i = 0; i < width; i += 2 * lanes) {
         for (int h = 0; h < 2; h++) {
             const f32x8 v = load8(x + i + h * lanes);
-            power.of[h] = fma8(v, v, power.of[h]);
+            p[h] = fma8(v, v, p[h]);
         }
     }
+    return sum(p[0] + p[1]);
 #endif
 }
 
@@ -157,24 +154,29 @@ struct NormalFormat {
         return (high > -low ? high : -low) / (z * level_step);
     }
 
-    // xl += x · level, ll += level² of a segment, with the levels nearest to x · inverse.
-    LKV_HD static void add_products(const float* x, int width, float inverse, Turns& xl, Turns& ll) {
+    // The codes of the levels nearest to x · inverse, likewise.
+    LKV_HD static LevelSums sums(const float* x, int width, float inverse) {
 #if defined(__CUDACC__)
+        LevelSums s{};
 #pragma unroll 4
         for (int i = adder(); i < width; i += adders) {
             const float level = level_of(nearest(x[i], inverse));
-            xl = fmaf(x[i], level, xl);
-            ll = fmaf(level, level, ll);
+            s.xl = fmaf(x[i], level, s.xl);
+            s.ll = fmaf(level, level, s.ll);
         }
+        const auto add = [](float a, float b) { return a + b; };
+        return {across<adders>(s.xl, add), across<adders>(s.ll, add)};
 #else
+        f32x8 xl[2]{}, ll[2]{};
         for (int i = 0; i < width; i += 2 * lanes) {
             for (int h = 0; h < 2; h++) {
                 const f32x8 v = load8(x + i + h * lanes);
                 const f32x8 level = fma8(to_f32(nearest(v, inverse)), splat(level_step), splat(-z * level_step));
-                xl.of[h] = fma8(v, level, xl.of[h]);
-                ll.of[h] = fma8(level, level, ll.of[h]);
+                xl[h] = fma8(v, level, xl[h]);
+                ll[h] = fma8(level, level, ll[h]);
             }
         }
+        return {sum(xl[0] + xl[1]), sum(ll[0] + ll[1])};
 #endif
     }
 
@@ -224,18 +226,20 @@ LKV_HD uint8_t group_scale(Each&& each) {
         });
         return scale_above(reach);
     } else {
-        Turns power{};
+        float power = 0.0f;
         int n = 0;
         each([&](auto /*f*/, const float* x, int width) {
-            add_power(x, width, power);
+            power += power_of(x, width);
             n += width;
         });
-        ScaleFit fit(total(power), n);
+        ScaleFit fit(power, n);
         for (int k = 0; k < ScaleFit::n_refine; k++) {
-            Turns xl{};
-            Turns ll{};
-            each([&](auto f, const float* x, int width) { f.add_products(x, width, fit.inverse(), xl, ll); });
-            fit.refine(total(xl), total(ll));
+            LevelSums sums{};
+            each([&](auto f, const float* x, int width) {
+                const LevelSums of = f.sums(x, width, fit.inverse());
+                sums = {sums.xl + of.xl, sums.ll + of.ll};
+            });
+            fit.refine(sums);
         }
         return fit.stored();
     }

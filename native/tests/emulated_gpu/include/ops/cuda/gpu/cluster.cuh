@@ -5,7 +5,7 @@
 
 namespace lkv::cuda {
 
-inline const bool has_clusters = emulated::hopper();
+constexpr bool has_clusters = true;
 constexpr int largest_cluster = 8;
 
 inline int cluster_blocks() { return emulated::n_ranks(); }
