@@ -137,6 +137,11 @@ constexpr Shape shapes[] = {
     {"full", "full", 64, 1, 64, 1, Shape::no, true, 0, false, 0.0F, false, 2, false, false, false, true},
     {"full", "full", 64, 1, 64, 1, Shape::no, true, 0, false, 0.0F, false, 4, false, false, false, false, true},
     {"full", "full", 256, 1, 256, 1, Shape::no, false, 0, false, 0.0F, false, 4, false, false, false, false, true},
+    {"rotated", "latent", 64, 2, 96, 6, Shape::random, true, 0, false, 0.0F, false, 4, false, false, false, false,
+     true},
+    {"rebuild", "latent", 128, 2, 128, 4, Shape::random, true, 0, false, 0.0F, false, 4, false, false, false, false,
+     true},
+    {"rotated", "latent", 256, 2, 384, 4, Shape::random},
     {.k_path = "value", .v_path = "full", .head_dim = 160, .group = 1, .rank = 160, .n_segments = 1, .turned = 32},
     {.k_path = "value", .v_path = "latent", .head_dim = 160, .group = 1, .rank = 128, .n_segments = 4, .turned = 32},
     {.k_path = "value", .v_path = "latent", .head_dim = 112, .group = 1, .rank = 112, .n_segments = 3, .turned = 16},
@@ -268,8 +273,14 @@ private:
         }
         const std::string key = "latentkv." + side + ".";
         const char* const even = shape.hybrid ? "full" : path;
-        file_.strings(key + "path", by_layer<std::string>(even, side == "k" ? shape.at(1).k_path : path))
-            .array<uint32_t>(key + "group", GgufType::u32, by_layer(shape.hybrid ? 1U : group, none))
+        auto paths = by_layer<std::string>(even, side == "k" ? shape.at(1).k_path : path);
+        auto groups = by_layer(shape.hybrid ? 1U : group, none);
+        for (size_t il = paths.size() / 2; shape.shares && il < paths.size(); il++) {
+            paths[il] = "full";
+            groups[il] = 1;
+        }
+        file_.strings(key + "path", paths)
+            .array<uint32_t>(key + "group", GgufType::u32, groups)
             .array<uint32_t>(key + "ranks", GgufType::u32, ranks)
             .array<uint32_t>(key + "segment_counts", GgufType::u32, std::vector<uint32_t>(ranks.size(), n_segments))
             .array<uint32_t>(key + "segment_widths", GgufType::u32, widths);
