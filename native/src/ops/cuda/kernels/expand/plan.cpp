@@ -40,7 +40,10 @@ int row_bytes(const Problem& p) { return p.n_kv * p.head_dim * 2; }
 
 ExpandBy by_units(const Request& request, const Problem& a, bool with_values) {
     const bool has_norm = request.params.k_norm != nullptr;
-    return plan_resident(request.device, a, has_norm, with_values) ? ExpandBy::resident : ExpandBy::units;
+    // full rows have no factor
+    const bool has_factors = request.params.k_b != nullptr && (!with_values || request.params.v_b != nullptr);
+    return has_factors && plan_resident(request.device, a, has_norm, with_values) ? ExpandBy::resident
+                                                                                  : ExpandBy::units;
 }
 
 // Query rows of a KV head from which on full rows of other formats are expanded: the prefill kernel makes each tile for 128 of them, and
