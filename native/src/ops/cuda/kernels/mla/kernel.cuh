@@ -36,8 +36,8 @@ __global__ void __launch_bounds__(mla_threads, 1)
     uint8_t* const v_stage = k_stage + layout.k_stage;
     constexpr bool scored = K == MlaK::scores;
     constexpr bool alternates = stages_alternate(K);
-    // V is multiplied beside the next tile's softmax, whose chains it fills, where it has a stage of its own
-    constexpr bool behind = !alternates;
+    // V is multiplied beside the next tile's softmax, whose chains it fills, where it has a stage of its own and registers suffice
+    constexpr bool behind = !alternates && NT < 4;
     constexpr bool of_chunks = K == MlaK::rows || K == MlaK::scores;
     const auto stage_of = [&](int parity) { return alternates && parity != 0 ? k_stage : v_stage; };  // of V
     const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -140,8 +140,12 @@ __global__ void __launch_bounds__(mla_threads, 1)
             copies_wait(1);  // V of this tile
             meet();          // weights are there
             add_values(tile, parity, made);
-            copies_wait(0);   // the next tile
+            copies_wait(0);   // the next tile, or its K
             __syncthreads();  // V has been read
+            if (!alternates && i < end) {
+                const MlaTile next = tile_at(i);
+                copy_rows(v_stage, next.region->v, next);
+            }
         }
         copies_commit();
     }

@@ -71,13 +71,24 @@ __device__ __forceinline__ void score_units(float (&scores)[NT][4], const uint8_
     }
 }
 
-// The same of rows whose group has scales.
+// The same of rows whose group has scales. Of 32 query rows every code is multiplied with its scale: sums of a run are too many registers.
 template <int NT, int Bits>
 __device__ __forceinline__ void score_codes(float (&scores)[NT][4], const uint8_t* const (&rows)[2], MlaUnit unit,
                                             int n_units, const uint4* query, int lane) {
+    constexpr bool of_run = NT < 4;
     const KeyCodes<Bits> reader(lane);
     const uint8_t* at[2] = {rows[0] + unit.codes, rows[1] + unit.codes};
-    float sums[NT][4] = {};
+    float scale[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) scale[i] = scale_from_byte(rows[i][unit.affine]) * code_unit<Bits>;
+    float of[of_run ? NT : 1][4] = {};
+    auto& sums = [&]() -> auto& {
+        if constexpr (of_run) {
+            return of;
+        } else {
+            return scores;
+        }
+    }();
 #pragma unroll 1
     for (int u = 0; u < n_units; u++) {
         uint32_t words[2][KeyCodes<Bits>::n_words];
@@ -86,12 +97,17 @@ __device__ __forceinline__ void score_codes(float (&scores)[NT][4], const uint8_
         uint4 q[NT];
 #pragma unroll
         for (int n = 0; n < NT; n++) q[n] = query[n * 32];
-        uint32_t x[4];
-        uint32_t y[4];
-        reader.decode(words[0], x);
-        reader.decode(words[1], y);
-        const uint32_t first[4] = {x[0], y[0], x[1], y[1]};
-        const uint32_t second[4] = {x[2], y[2], x[3], y[3]};
+        uint32_t x[2][4];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            reader.decode(words[i], x[i]);
+            if constexpr (!of_run) {
+#pragma unroll
+                for (uint32_t& pair : x[i]) pair = bits(__hmul2(half2_of(pair), __float2half2_rn(scale[i])));
+            }
+        }
+        const uint32_t first[4] = {x[0][0], x[1][0], x[0][1], x[1][1]};
+        const uint32_t second[4] = {x[0][2], x[1][2], x[0][3], x[1][3]};
 #pragma unroll
         for (int n = 0; n < NT; n++) mma(sums[n], first, q[n].x, q[n].y);
 #pragma unroll
@@ -100,13 +116,11 @@ __device__ __forceinline__ void score_codes(float (&scores)[NT][4], const uint8_
         at[1] += unit_bytes<Bits>;
         query += NT * 32;
     }
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const float scale = scale_from_byte(rows[i][unit.affine]) * code_unit<Bits>;
+    if constexpr (of_run) {
 #pragma unroll
         for (int n = 0; n < NT; n++) {
-            scores[n][2 * i] = fmaf(sums[n][2 * i], scale, scores[n][2 * i]);
-            scores[n][2 * i + 1] = fmaf(sums[n][2 * i + 1], scale, scores[n][2 * i + 1]);
+#pragma unroll
+            for (int e = 0; e < 4; e++) scores[n][e] = fmaf(sums[n][e], scale[e / 2], scores[n][e]);
         }
     }
 }
