@@ -34,11 +34,10 @@ UNITS = {
     "expand": "us per billion products that make keys",
 }
 DECODED = ("q8", "q4", "q2", "q1")  # formats that the kernel takes
-# What a channel of a group with scales is counted as: on an H200 n8, n4, n2 and n1 take 0.8 to 0.95 of that
-# time, n6 and n3 1.2. n5 is no format of the MLA kernel: the planes of its code.
+# What a channel of a row with one scale is counted as, until such rows are timed: the planes of its code.
 PLANES = {
-    **{"n8": ("q8",), "n6": ("q4",), "n5": ("q4", "q1"), "n4": ("q4",)},
-    **{"n3": ("q2",), "n2": ("q2",), "n1": ("q1",)},
+    **{"n8": ("q8",), "n6": ("q4", "q2"), "n5": ("q4", "q1"), "n4": ("q4",)},
+    **{"n3": ("q2", "q1"), "n2": ("q2",), "n1": ("q1",)},
 }
 UNIT_CHANNELS = 32  # channels of one format that it takes at once
 MOST_CHANNELS = 1024  # of a group
@@ -155,7 +154,7 @@ def mean_full(spec: ModelSpec) -> Features:
 
 def mean(spec: ModelSpec, layers: Sequence[LayerPlan]) -> Features | None:
     """Counts of the average layer that attends; None where one is not known."""
-    found = [of(_heads(spec, layer), layers[spec.rows_of(layer)]) for layer in spec.attention_layers]
+    found = [of(_heads(spec, layer), layers[layer]) for layer in spec.attention_layers]
     known = [each for each in found if each is not None]
     return _average(spec, known) if len(known) == len(found) else None
 
