@@ -163,7 +163,7 @@ def test_plans_without_trainable_factors_are_refused(
 
 
 def test_keys_behind_a_norm_over_all_heads_have_no_trainable_factors(tiny: Tiny, room: Path) -> None:
-    message = "expected K whose latent is A x; got a norm over all heads of K behind its projection"
+    message = "expected K whose latent is A x; got a norm over all heads of K after its projection"
     with pytest.raises(ConvertError, match=rf"^\[--finetune\] {message}$"):
         run(tiny("olmo2"), room / "out.gguf", *arguments(room, PALU, 0.6), *with_training(room))
     assert not (room / "out.gguf").exists()
