@@ -29,7 +29,7 @@ public:
     }
 
 private:
-    // Of copies that nobody wants any more: pinning memory takes longer than copying into it.
+    // Memory of copies that nobody wants any more is kept: pinning takes longer than copying.
     struct Spare {
         size_t bytes;
         std::unique_ptr<PinnedMemory> memory;
