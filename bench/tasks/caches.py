@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from inputs import real_models
 
 NAMES = "f16,q8_0,q4_0,28%,14%,11%,8.5%"
 AGAIN = "f16-again"
@@ -46,6 +49,22 @@ class Cache:
         kv = "" if self.budget else self.options[1]
         total = _core.Model(str(self.file)).forecast(SERVED, **({"kv": kv} if kv else {}))["total"]
         return float(100 * total / full)
+
+
+def command(description: str | None) -> argparse.ArgumentParser:
+    """The options of every program that measures a model's caches."""
+    made = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("model", help=f"{', '.join(real_models.MODELS)} or a GGUF")
+    made.add_argument("--caches", default=NAMES, help="f16 first (default: %(default)s)")
+    made.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    made.add_argument("--name", help="of the model in file names (default: its own)")
+    made.add_argument("--work", type=Path, default=Path("build/tasks"), help="where files go")
+    made.add_argument("-t", "--threads", type=int, default=0)
+    made.add_argument("--save", metavar="NAME", help="writes bench/results/tasks/NAME.json")
+    made.add_argument("--out", type=Path, help="the same, anywhere")
+    return made
 
 
 def caches(names: str, model: Path, work: Path, name: str) -> list[Cache]:

@@ -27,7 +27,7 @@ from inputs import real_models, texts
 from ladder.cell import DEPTHS, SERVED, Job
 from ladder.climb import last_line, search_path
 from record import RESULTS, Column
-from tasks.caches import NAMES, Cache, caches
+from tasks.caches import Cache, caches, command
 
 COLUMNS = [
     Column("cache", "cache"),
@@ -43,19 +43,11 @@ COLUMNS = [
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("model", help=f"{', '.join(real_models.MODELS)} or a GGUF")
-    made.add_argument("--caches", default=NAMES, help=f"f16 first (default: {NAMES})")
+    made = command(__doc__)
     made.add_argument("-c", "--ctx-size", type=int, default=4096)
     made.add_argument("--chunks", type=int, default=4, help="windows, decoded together (default 4)")
     made.add_argument("--samples", type=int, default=8, help="hidden numbers per depth (default 8)")
     made.add_argument("--jobs", type=int, default=1, help="caches beside each other")
-    made.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    made.add_argument("--name", help="of the model in file names (default: its own)")
-    made.add_argument("--work", type=Path, default=Path("build/tasks"), help="where files go")
-    made.add_argument("-t", "--threads", type=int, default=0)
-    made.add_argument("--save", metavar="NAME", help="writes bench/results/tasks/NAME.json")
-    made.add_argument("--out", type=Path, help="the same, anywhere")
     made.add_argument("--restart", action="store_true", help="forget finished caches")
     return made
 

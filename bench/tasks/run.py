@@ -23,7 +23,7 @@ from inputs import real_models
 from record import RESULTS, Column
 from serving import started
 from tasks.answers import Answers, Solved
-from tasks.caches import NAMES, Cache, caches, scale
+from tasks.caches import NAMES, Cache, caches, command, scale
 from tasks.task import Client, Problem, Refused, Task
 
 Scores = dict[str, dict[str, list[float]]]  # cache, group: a number a problem, nan where there is no answer
@@ -31,20 +31,10 @@ EVERY = 5  # seconds between two rows of a cache that is not finished
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    made.add_argument("model", help=f"{', '.join(real_models.MODELS)} or a GGUF")
-    made.add_argument("--caches", default=NAMES, help=f"f16 first (default: {NAMES})")
+    made = command(description)
     made.add_argument("--groups", default="", help="some of them, comma separated")
     made.add_argument("--problems", type=int, default=0, help="the first ones of every group (default: all)")
     made.add_argument("--parallel", type=int, default=4, help="at a time (default: 4)")
-    made.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    made.add_argument("--name", help="of the model in file names (default: its own)")
-    made.add_argument("--work", type=Path, default=Path("build/tasks"), help="where files go")
-    made.add_argument("-t", "--threads", type=int, default=0)
-    made.add_argument("--save", metavar="NAME", help="writes bench/results/tasks/NAME.json")
-    made.add_argument("--out", type=Path, help="the same, anywhere")
     made.add_argument("--seconds", type=float, default=0, help="of a cache, then the next one is tried")
     made.add_argument("--score", action="store_true", help="ask nothing: score what all caches answered")
     made.add_argument("--restart", action="store_true", help="forget earlier answers")

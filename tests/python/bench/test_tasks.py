@@ -18,6 +18,12 @@ from tasks.backend import called
 from tasks.task import Client, Outcome, Problem, Refused, Task
 
 
+@pytest.mark.parametrize("made", [run.parser, divergence.parser])
+def test_help_shows_the_default_caches(made: Any) -> None:
+    shown = (made("") if made is run.parser else made()).format_help()
+    assert "f16,q8_0,q4_0,28%,14%" in "".join(shown.split())
+
+
 @pytest.mark.parametrize(
     ("program", "why"),
     [
