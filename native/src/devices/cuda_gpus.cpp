@@ -26,4 +26,9 @@ GpuBytes gpu_bytes(int gpu) {
 
 ggml_backend_buffer_type_t gpu_memory(int gpu) { return ggml_backend_cuda_buffer_type(gpu); }
 
+bool gpu_has_warpgroups(int gpu) {
+    int major = 0;
+    return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, gpu) == cudaSuccess && major == 9;
+}
+
 }  // namespace lkv

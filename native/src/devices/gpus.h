@@ -23,4 +23,7 @@ GpuBytes gpu_bytes(int gpu);
 
 ggml_backend_buffer_type_t gpu_memory(int gpu);
 
+// Whether it multiplies by warpgroups: compute capability 9.0.
+bool gpu_has_warpgroups(int gpu);
+
 }  // namespace lkv

@@ -20,4 +20,6 @@ GpuBytes gpu_bytes(int) { refuse(); }
 
 ggml_backend_buffer_type_t gpu_memory(int) { refuse(); }
 
+bool gpu_has_warpgroups(int) { refuse(); }
+
 }  // namespace lkv

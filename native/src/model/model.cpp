@@ -105,10 +105,20 @@ void Model::place_weights() {
     if (!describe_only()) {
         for (auto& copy : interleave(std::span(layers_).first(n_host))) interleaved_.push_back(std::move(copy));
     }
+    const auto expands_wide_heads = [this](int64_t head_dim) {
+        return head_dim == 2 * most_expanded_head && !describe_only() &&
+               std::all_of(runs_.begin(), runs_.end(),
+                           [](const LayerRun& run) { return !run.on_gpu() || gpu_has_warpgroups(run.gpu); });
+    };
     // see AttentionBranch::expands_keys
     for (LayerWeights& l : std::span(layers_).subspan(n_host)) {
-        if (l.attn_q_e == nullptr || l.attn_q_e->ne[0] > most_expanded_head) continue;
-        if (l.attn_q_e->ne[1] >= 2 * l.attn_q_e->ne[0]) l.k_b = to_floats(l.attn_q_e);
+        if (l.attn_q_e == nullptr) continue;
+        const int64_t head_dim = l.attn_q_e->ne[0];
+        // wider heads have no other kernel that is fast on latents wider than these
+        const int64_t rank = l.attn_q_e->ne[1];
+        const bool wide =
+            head_dim > most_expanded_head ? rank > head_dim && expands_wide_heads(head_dim) : rank >= 2 * head_dim;
+        if (wide) l.k_b = to_floats(l.attn_q_e);
     }
     if (describe_only()) return;
     for (const LayerRun& run : runs_) {

@@ -10,7 +10,7 @@
 //          = B_v[j]ᵀ Σ_t p(t) z_v(t)                              V latent (any order of the two sums is legal)
 //
 // Tokens in two forms (full rows of an exact window, latents of the middle) are two such problems with one softmax over both: their
-// results are added as their sums of weights have it.
+// results are averaged by their sums of weights.
 //
 // Slot t is visible to a query token of sequence s at position n when bit s of seq(t) is set, 0 <= pos(t) <= n and
 // (window == 0 or n − pos(t) < window). A query that sees no slot gets zeros. A query token always has its own slot written first.
@@ -29,6 +29,8 @@ constexpr int max_regions = 3;  // sink · recent · middle
 // head_dim.
 constexpr int least_expanded_tokens = 9;
 constexpr int most_expanded_head = 128;
+// Query rows of a KV head from which on the flash kernel takes them: it alone takes wider heads that are expanded, of 256 dimensions.
+constexpr int least_flash_rows = 33;
 
 struct LatentAttnParams {
     // queries, after bias, norm, RoPE and, for rotated and absorbed, E_q

@@ -1,7 +1,9 @@
 // Speed of the CUDA kernels alone, as JSON on standard output: microseconds a layer, GB/s of stored rows, share of the copy
-// bandwidth measured first.   bench_cuda_attn [depth …] [--tokens N] [--only TEXT …] [--by-warp] [--cold]
+// bandwidth measured first.   bench_cuda_attn [depth …] [--tokens N] [--only TEXT …] [--kernel NAME] [--expand HOW] [--by-warp] [--cold]
 //
 // --only: rows whose "model path format" contains one of the texts. --tokens: decode (1) or a ubatch (512) alone.
+// --kernel: the kernel of that name in place of the planned one; rows that it does not take are left out. --expand units, chunks: as for rows
+// that are decoded so, where the plan says warpgroups.
 // --cold: a copy of 64 MiB before every layer, as a layer's weights displace caches, its own time taken off.
 // --by-warp: no products by warpgroups, as on GPUs that are not of compute capability 9.0.
 // Decode of one token. Layers are cycled so that the rows of one pass exceed the L2 cache several times; rows are written by
@@ -13,6 +15,7 @@
 
 #include "check.h"
 #include "cuda/cuda_case.h"
+#include "ops/cuda/kernels/expand/layout.h"
 
 namespace {
 
@@ -91,6 +94,39 @@ const std::vector<Shape> shapes = {
     {"7B", "rebuild 64/latent 64 per head", 32, 32, 1, 64, 1, 64, true},
 };
 
+struct Forced {
+    std::string kernel;
+    std::string expand;
+};
+
+// The plan of the kernel that is asked for.
+lkv::cuda::Plan plan_of(const lkv::cuda::Request& request, const Forced& forced) {
+    using namespace lkv::cuda;
+    Plan plan = plan_attention(request, {});
+    if (!forced.kernel.empty() && plan.kernel->name != forced.kernel) {
+        Plan other{};
+        static_cast<Problem&>(other) = plan;
+        other.unit = plan.rebuild != 0 ? 1 : std::gcd(plan.k_group, plan.v_group);
+        other.least_tiles = 1;
+        other.kind = common_kind(request.params, plan.k_blocks, plan.v_blocks);
+        const char* reason = "there is no such kernel";
+        for (const Kernel* kernel : all_kernels()) {
+            if (kernel->name != forced.kernel) continue;
+            other.kernel = kernel;
+            reason = kernel->takes(request, other);
+        }
+        if (reason != nullptr) throw std::invalid_argument(reason);
+        plan = other;
+        plan.items = plan.n_kv / plan.unit;
+    }
+    if (!forced.expand.empty() && plan.kernel->name == std::string("expand")) {
+        auto own = plan.as<ExpandPlan>();
+        own.by = forced.expand == "units" ? ExpandBy::units : ExpandBy::chunks;
+        plan.keep(own);
+    }
+    return plan;
+}
+
 std::vector<float> normals(size_t n, float deviation) {
     std::mt19937 random(5);
     std::normal_distribution<float> normal(0.0f, deviation);
@@ -136,7 +172,7 @@ double copy_bandwidth(cudaStream_t stream) {
     cuda_check(cudaMemset(a.as<void>(), 0x5a, bytes), "a memset");
     const double s = graph_seconds(stream, [&] {
         for (int i = 0; i < 4; i++) {
-            cuda_check(lkv::cuda::copy_bytes(b.as<void>(), a.as<void>(), bytes, stream), "a copy");
+            cuda_check(cudaMemcpyAsync(b.as<void>(), a.as<void>(), bytes, cudaMemcpyDeviceToDevice, stream), "a copy");
         }
     });
     return 4 * 2.0 * bytes / s;
@@ -145,7 +181,7 @@ double copy_bandwidth(cudaStream_t stream) {
 class Bench {
 public:
     Bench(const Shape& shape, Format format, int depth, int n_tokens, const lkv::cuda::Device& device,
-          cudaStream_t stream)
+          const Forced& forced, cudaStream_t stream)
         : shape_(shape), n_slots_(depth), n_tokens_(n_tokens), stream_(stream) {
         LatentAttnParams p{};
         p.n_tokens = n_tokens;
@@ -192,7 +228,7 @@ public:
         const std::vector<float> v_factor =
             normals(static_cast<size_t>(shape.n_kv) * static_cast<size_t>(p.v_rank_max * head_dim), 0.1f);
         if (shape.v_rank > 0) p.v_b = v_factor.data();
-        lkv::cuda::Plan args = lkv::cuda::plan_attention({p, depth, device}, {});
+        lkv::cuda::Plan args = plan_of({p, depth, device}, forced);
         args.q = keep(normals(static_cast<size_t>(n_tokens * p.n_head * p.q_width), 1.0f));
         std::vector<int32_t> q_pos;
         for (int i = 0; i < n_tokens; i++) q_pos.push_back(depth - n_tokens + i);
@@ -247,7 +283,8 @@ public:
                                v_groups,
                                chunks,
                                static_cast<uint32_t>(k.row_bytes),
-                               static_cast<uint32_t>(v.row_bytes)};
+                               static_cast<uint32_t>(v.row_bytes),
+                               1};
             layers_.push_back(args);
             lkv::cuda::StoreArgs store{};
             store.latents = {values, values, width, width};
@@ -334,10 +371,11 @@ int main(int argc, char** argv) {
     std::vector<std::string> only;
     int only_tokens = 0;
     bool cold = false;
+    Forced forced;
     lkv::cuda::Device device = lkv::test::device_limits();
     for (int i = 1; i < argc; i++) {
         const std::string arg = argv[i];
-        if ((arg == "--only" || arg == "--tokens") && i + 1 == argc) {
+        if ((arg == "--only" || arg == "--tokens" || arg == "--kernel" || arg == "--expand") && i + 1 == argc) {
             std::fprintf(stderr, "[bench] expected a value after %s; got none\n", argv[i]);
             return 1;
         }
@@ -347,6 +385,10 @@ int main(int argc, char** argv) {
             device.warpgroups = false;
         } else if (arg == "--only") {
             only.emplace_back(argv[++i]);
+        } else if (arg == "--kernel") {
+            forced.kernel = argv[++i];
+        } else if (arg == "--expand") {
+            forced.expand = argv[++i];
         } else if (arg == "--tokens") {
             only_tokens = std::atoi(argv[++i]);
         } else {
@@ -372,7 +414,8 @@ int main(int argc, char** argv) {
     if (cold) {
         between = [&] {
             auto* const to = weights.as<uint8_t>();
-            cuda_check(lkv::cuda::copy_bytes(to, to + weight_bytes, weight_bytes, stream), "a copy");
+            cuda_check(cudaMemcpyAsync(to, to + weight_bytes, weight_bytes, cudaMemcpyDeviceToDevice, stream),
+                       "a copy");
         };
     }
     const char* separator = "\n";
@@ -390,7 +433,7 @@ int main(int argc, char** argv) {
                     if (!wanted(shape, format)) continue;
                     if (!shape.k_plan.empty() && format != Format::f16) continue;
                     try {
-                        Bench bench(shape, format, depth, n_tokens, device, stream);
+                        Bench bench(shape, format, depth, n_tokens, device, forced, stream);
                         const double us = bench.attention_us(between);
                         const double mla = bench.mla_us(between);
                         const double store = bench.store_us(between);

@@ -16,6 +16,7 @@
 #include <mutex>
 #include <numeric>
 #include <random>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -260,6 +261,23 @@ void fail(const char* expected) {
     std::abort();
 }
 
+int capability() {
+    static const int found = [] {
+        const char* const asked = std::getenv("EMULATED_GPU");
+        const std::string name = asked == nullptr ? "9.0" : asked;
+        if (name == "9.0") return 90;
+        if (name == "8.9") return 89;
+        if (name == "8.6") return 86;
+        fail("EMULATED_GPU to be 9.0, 8.9 or 8.6");
+    }();
+    return found;
+}
+void needs_hopper(const char* what) {
+    if (!hopper()) fail(what);
+}
+int n_multiprocessors() { return capability() == 90 ? 132 : capability() == 89 ? 128 : 82; }
+uint32_t shared_bytes() { return hopper() ? most_shared : 99 << 10; }
+
 int& last_error() {
     thread_local int error = 0;
     return error;
@@ -401,8 +419,11 @@ void* at_address(uint32_t address) {
 int n_ranks() { return static_cast<int>(block->cluster->blocks.size()); }
 
 bool launch(dim3 grid, dim3 threads, dim3 cluster, size_t shared_bytes, const std::function<void()>& kernel) {
-    if (shared_bytes > most_shared || grid.x % cluster.x != 0 || grid.y % cluster.y != 0 || cluster.z != 1)
+    const bool clusters = cluster.x * cluster.y * cluster.z > 1;
+    if (shared_bytes > emulated::shared_bytes() || (clusters && !hopper()) || grid.x % cluster.x != 0 ||
+        grid.y % cluster.y != 0 || cluster.z != 1) {
         return false;
+    }
     close_others(current);
     for (unsigned z = 0; z < grid.z; z++) {
         for (unsigned y = 0; y < grid.y; y += cluster.y) {

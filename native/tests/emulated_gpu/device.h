@@ -20,8 +20,14 @@ extern thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace emulated {
 
-constexpr int n_multiprocessors = 132;
-constexpr uint32_t most_shared = 232448;  // bytes of a thread block
+// A Hopper with all of its instructions; or, where EMULATED_GPU is 8.9 or 8.6, a consumer card: 99 KB of shared memory a thread block, no
+// copy engine, no clusters, no products by warpgroups, no programmatic launch.
+int capability();  // 90, 89, 86
+inline bool hopper() { return capability() == 90; }
+void needs_hopper(const char* what);  // stops the program elsewhere
+int n_multiprocessors();
+constexpr uint32_t most_shared = 232448;  // bytes of a thread block, on any of them
+uint32_t shared_bytes();
 
 // Two devices. This thread's current one is 0 until it sets another.
 constexpr int n_devices = 2;

@@ -65,11 +65,18 @@ LKV_HD constexpr float read_step(int bits) {
     return step[bits];
 }
 
-// Sums over channels: of x · level and of level².
-struct LevelSums {
-    float xl;
-    float ll;
+// A sum over channels of several segments: sixteen that take turns, added up once. On a device by a warp, a lane each.
+#if defined(__CUDACC__)
+using Turns = float;
+__device__ inline float total(Turns of) {
+    return across<adders>(of, [](float a, float b) { return a + b; });
+}
+#else
+struct Turns {
+    f32x8 of[2]{};
 };
+LKV_INLINE float total(const Turns& turns) { return sum(turns.of[0] + turns.of[1]); }
+#endif
 
 // A scale from sums over the channels that it is fitted to.
 class ScaleFit {
@@ -82,9 +89,9 @@ public:
     // 1 / scale, or 0 where squares would leave float's range.
     LKV_HD float inverse() const { return fits() ? 1.0f / scale_ : 0.0f; }
 
-    // sums: with the levels nearest to x · inverse()
-    LKV_HD void refine(const LevelSums& sums) {
-        if (fits() && sums.xl > 0.0f && sums.ll > 0.0f) scale_ = sums.xl / sums.ll;
+    // Σ x · level and Σ level², with the levels nearest to x · inverse()
+    LKV_HD void refine(float xl, float ll) {
+        if (fits() && xl > 0.0f && ll > 0.0f) scale_ = xl / ll;
     }
 
     LKV_HD uint8_t stored() const { return nearest_scale(scale_); }
@@ -95,21 +102,17 @@ private:
     float scale_;
 };
 
-// Σ x² of a segment. On a device by a warp.
-LKV_HD inline float power_of(const float* x, int width) {
+// power += x² of a segment.
+LKV_HD inline void add_power(const float* x, int width, Turns& power) {
 #if defined(__CUDACC__)
-    float p = 0.0f;
-    for (int i = adder(); i < width; i += adders) p = fmaf(x[i], x[i], p);
-    return across<adders>(p, [](float a, float b) { return a + b; });
+    for (int i = adder(); i < width; i += adders) power = fmaf(x[i], x[i], power);
 #else
-    f32x8 p[2]{};
     for (int i = 0; i < width; i += 2 * lanes) {
         for (int h = 0; h < 2; h++) {
             const f32x8 v = load8(x + i + h * lanes);
-            p[h] = fma8(v, v, p[h]);
+            power.of[h] = fma8(v, v, power.of[h]);
         }
     }
-    return sum(p[0] + p[1]);
 #endif
 }
 
@@ -154,29 +157,24 @@ struct NormalFormat {
         return (high > -low ? high : -low) / (z * level_step);
     }
 
-    // The codes of the levels nearest to x · inverse, likewise.
-    LKV_HD static LevelSums sums(const float* x, int width, float inverse) {
+    // xl += x · level, ll += level² of a segment, with the levels nearest to x · inverse.
+    LKV_HD static void add_products(const float* x, int width, float inverse, Turns& xl, Turns& ll) {
 #if defined(__CUDACC__)
-        LevelSums s{};
 #pragma unroll 4
         for (int i = adder(); i < width; i += adders) {
             const float level = level_of(nearest(x[i], inverse));
-            s.xl = fmaf(x[i], level, s.xl);
-            s.ll = fmaf(level, level, s.ll);
+            xl = fmaf(x[i], level, xl);
+            ll = fmaf(level, level, ll);
         }
-        const auto add = [](float a, float b) { return a + b; };
-        return {across<adders>(s.xl, add), across<adders>(s.ll, add)};
 #else
-        f32x8 xl[2]{}, ll[2]{};
         for (int i = 0; i < width; i += 2 * lanes) {
             for (int h = 0; h < 2; h++) {
                 const f32x8 v = load8(x + i + h * lanes);
                 const f32x8 level = fma8(to_f32(nearest(v, inverse)), splat(level_step), splat(-z * level_step));
-                xl[h] = fma8(v, level, xl[h]);
-                ll[h] = fma8(level, level, ll[h]);
+                xl.of[h] = fma8(v, level, xl.of[h]);
+                ll.of[h] = fma8(level, level, ll.of[h]);
             }
         }
-        return {sum(xl[0] + xl[1]), sum(ll[0] + ll[1])};
 #endif
     }
 
@@ -226,20 +224,18 @@ LKV_HD uint8_t group_scale(Each&& each) {
         });
         return scale_above(reach);
     } else {
-        float power = 0.0f;
+        Turns power{};
         int n = 0;
         each([&](auto /*f*/, const float* x, int width) {
-            power += power_of(x, width);
+            add_power(x, width, power);
             n += width;
         });
-        ScaleFit fit(power, n);
+        ScaleFit fit(total(power), n);
         for (int k = 0; k < ScaleFit::n_refine; k++) {
-            LevelSums sums{};
-            each([&](auto f, const float* x, int width) {
-                const LevelSums of = f.sums(x, width, fit.inverse());
-                sums = {sums.xl + of.xl, sums.ll + of.ll};
-            });
-            fit.refine(sums);
+            Turns xl{};
+            Turns ll{};
+            each([&](auto f, const float* x, int width) { f.add_products(x, width, fit.inverse(), xl, ll); });
+            fit.refine(total(xl), total(ll));
         }
         return fit.stored();
     }

@@ -20,7 +20,7 @@ size_t partial_ml_floats(const CutProblem& problem);
 cudaError_t attend(const Plan& plan, cudaStream_t stream);
 
 // Latents beside full rows, which leave their parts (attend with Leaves::parts): one softmax over both. What needs no such part yet, on any
-// stream; then the rest, behind it and the parts.
+// stream; then the rest, after it and the parts.
 cudaError_t begin_beside(const Plan& latents, cudaStream_t stream);
 cudaError_t end_beside(const Plan& latents, const CutProblem& full, cudaStream_t stream);
 

@@ -84,8 +84,6 @@ struct Kernel {
     std::optional<Plan> (*warm_up)(const Plan& plan) = nullptr;
     // K's factor in the order that the kernel reads.
     std::vector<uint32_t> (*pack_keys)(const KeyFactor& factor) = nullptr;
-    // For tests: smaller tiles and fewer of them ahead, as far as the kernel takes these.
-    void (*shrink)(Plan& plan, int tile, int stages) = nullptr;
 };
 
 // The kernels in the order in which they are asked.

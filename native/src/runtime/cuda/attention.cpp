@@ -206,7 +206,7 @@ cudaError_t Attention::attend_alone(const Plan& args, const Sinks& sinks, cudaSt
 Plan Attention::latent_args(const ggml_tensor* dst, const AttentionNode& node) {
     Plan args = run_args(dst, node, false);
     const Layer& layer = layers_[node.row_layer];
-    const bool launched = args.n_tokens <= small_batch && args.chunk != 0;
+    const bool launched = args.n_tokens <= recorded_batch && args.chunk != 0;
     args.context = launched ? launched_slots(layer.in_ring) : context(layer.middle_alone, layer.in_ring);
     return args;
 }

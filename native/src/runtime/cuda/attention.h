@@ -49,7 +49,7 @@ public:
 
     // K's rows, V's, or both
     cudaError_t store(const ggml_tensor* dst, const AttentionNode& node, bool with_k, bool with_v, cudaStream_t stream);
-    // Attention to full rows, if the node has any: its result, or parts for the latents behind it.
+    // Attention to full rows, if the node has any: its result, or parts for the latents after it.
     cudaError_t attend_full(const ggml_tensor* dst, const AttentionNode& node, cudaStream_t stream);
     // What attention to latents beside full rows may do before these have been attended to; then the rest. Latents alone: all at once.
     cudaError_t begin_latents(const ggml_tensor* dst, const AttentionNode& node, cudaStream_t stream);

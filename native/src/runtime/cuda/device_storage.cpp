@@ -14,7 +14,7 @@ constexpr size_t few_ranges = 64;
 constexpr size_t stage_bytes = size_t{16} << 20;
 constexpr size_t most_moved = size_t{64} << 10;  // by one thread block
 
-// Bytes on the GPU and the host's of the same size, in which ranges lie one behind the other.
+// Bytes on the GPU and the host's of the same size, in which ranges lie one after the other.
 class Stage {
 public:
     Stage(uint8_t* storage, cudaStream_t stream, std::span<const ByteRange> ranges)

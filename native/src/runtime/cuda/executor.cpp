@@ -241,9 +241,10 @@ void CudaGpu::prepare(const Graph& graph) {
     const cuda::PartBytes parts = (lazy ? exact_->attention : attention_).prepare(graph, main_.stream());
     masses_.prepare(graph, main_.stream());
     // a prefill graph runs once or twice, and its launches hide behind its work
-    recordable_ = !lazy && !graph.attention.empty() && n_tokens_of(graph) <= small_batch && !one_waits;
-    branches_ = recordable_ ? find_branches(graph.nodes) : std::vector<Branches>{};
-    products_.prepare(graph, recordable_);
+    recordable_ = !lazy && !graph.attention.empty() && n_tokens_of(graph) <= recorded_batch && !one_waits;
+    const bool small = recordable_ && n_tokens_of(graph) <= small_batch;
+    branches_ = small ? find_branches(graph.nodes) : std::vector<Branches>{};
+    products_.prepare(graph, small);
     if (!branches_.empty()) warm_up_.prepare(graph, parts);
 }
 
@@ -427,7 +428,7 @@ ggml_status CudaGpu::warm_up(const ggml_tensor* node) {
     return started(error, node);
 }
 
-// V's rows and the queries on streams of their own, beside K's rows; all have joined behind it. Where storing takes long K and V go
+// V's rows and the queries on streams of their own, beside K's rows; all have joined after it. Where storing takes long K and V go
 // first: their few thread blocks would wait for the queries', which fill the GPU (q4 rows of joint latents at depth 0: 328 tokens/s
 // so, 322 with the queries first; q8 ones 333 and 336, full f16 rows 368 and 375). In files with exact windows tokens enter in f16: a default
 // file at 14 % has 289, 263 and 237 tokens/s at depth 0, 4096 and 16384 with K and V first, 296, 271 and 240 with the queries.
@@ -458,7 +459,7 @@ ggml_status CudaGpu::run_branches(ggml_cgraph* graph, const Branches& layer) {
     return status;
 }
 
-// Full rows are attended to on the main stream, latents behind their queries beside that. Not before K and V are stored: the MLA kernel
+// Full rows are attended to on the main stream, latents after their queries beside that. Not before K and V are stored: the MLA kernel
 // takes whole multiprocessors, and set up early it would keep the products that make K and V from them.
 ggml_status CudaGpu::begin(ggml_cgraph* graph, const Branches& layer, int queries) {
     const ggml_tensor* const dst = ggml_graph_node(graph, layer.attention);

@@ -28,7 +28,7 @@ struct ProblemTables {
 
 struct Layer {
     RowTarget targets[max_regions] = {};
-    ProblemTables full;  // rows of the exact windows where these are full ones; behind them the batch's own
+    ProblemTables full;  // rows of the exact windows where these are full ones; after them the batch's own
     ProblemTables latents;
     FullRows full_rows{};          // what makes those
     EncodeSide encoders[2] = {};   // K, V, of what leaves the recent window
@@ -76,7 +76,7 @@ public:
     const LayerRun& run() const { return run_; }
     // By the table that ggml's RoPE reads, see GraphConstants; null: none of these.
     const RopeTables* rope_of(const ggml_tensor* factors) const;
-    // The regions of `full` as kernels read them: raw keys finished, behind the windows the batch's own rows.
+    // The regions of `full` as kernels read them: raw keys finished, after the windows the batch's own rows.
     void describe_full(const Layer& layer, LatentAttnParams& params, bool with_own) const;
     // Memory for the own rows of batches of so many tokens, K and V.
     void hold_own(int n_tokens);

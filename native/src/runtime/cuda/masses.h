@@ -19,7 +19,7 @@ public:
     void attach(const KvCache& cache);
     // Behind Attention::prepare of the same graph.
     void prepare(const Graph& graph, cudaStream_t stream);
-    // Behind the layer's attention, whose plans and finished keys it reads. dst: as attn_mass made it
+    // After the layer's attention, whose plans and finished keys it reads. dst: as attn_mass made it
     cudaError_t add_up(const ggml_tensor* dst, const AttentionNode& node, cudaStream_t stream);
     // Waits for the run.
     void take(KvCache& cache, cudaStream_t stream);

@@ -17,7 +17,7 @@ public:
     OwnProducts(const LayerTables& layers, const StepInputs& inputs, const Device& device)
         : layers_(layers), inputs_(inputs), device_(device) {}
 
-    // A graph was built. small: its RoPE may be left to the products behind it.
+    // A graph was built. small: its RoPE may be left to the products after it.
     void prepare(const Graph& graph, bool small);
 
     // The latents' factors times a few tokens.

@@ -19,7 +19,7 @@ public:
     void attach(const KvCache& cache);
     // Enqueues this step's copies, after the cache claimed its slots.
     void begin(const KvCache& cache, const BatchSlots& batch, cudaStream_t stream);
-    // Behind the step: shows what it stored, where its tokens attended to their own rows.
+    // After the step: shows what it stored, where its tokens attended to their own rows.
     void end(cudaStream_t stream);
 
     // In which cells a layer's rows of the middle are: in the middle's, in the ring's, or in its own (under eviction: from first_own on).
@@ -27,7 +27,7 @@ public:
     const int32_t* n_slots(int cells) const {
         return cells < first_own ? batch_.as<int32_t>() + cells * max_regions : own_words(cells);
     }
-    // Slot counts: the exact windows, behind them the batch's own rows, then the middle.
+    // Slot counts: the exact windows, after them the batch's own rows, then the middle.
     const int32_t* n_full() const { return batch_.as<int32_t>() + 2 * max_regions; }
     const int32_t* n_middle(int cells) const {
         return cells < first_own ? batch_.as<int32_t>() + 3 * max_regions + cells : own_words(cells) + max_regions;
@@ -71,7 +71,7 @@ private:
         return evicting_.empty() ? counts + 7 * static_cast<size_t>(n_ubatch_)
                                  : own_at(first_own + static_cast<int>(evicting_.size()));
     }
-    // Behind the regions' cells are the ring's, then those of layers that evict.
+    // After the regions' cells are the ring's, then those of layers that evict.
     size_t index_of(int region, int cells) const {
         return static_cast<size_t>(region == n_regions_ - 1 && cells > 0 ? n_regions_ + cells - 1 : region);
     }
@@ -98,7 +98,7 @@ private:
         own_[2];  // [small_batch] counts, [small_batch][steps of the middle, or of the ring]; none of a single sequence
 
     // [n_slots of 3 regions | with the ring | n_full of 3 | n_middle | of the ring | pad | pos | seq | region | slot | sequences as bits
-    // (two words each) | slot with the ring], each of the last six n_ubatch long; under eviction behind them
+    // (two words each) | slot with the ring], each of the last six n_ubatch long; under eviction after them
     // [weights, two words each | per layer that evicts: n_slots of 3 regions, n_middle, slot]
     DeviceMemory batch_;
     std::unique_ptr<PinnedMemory> pinned_[2];

@@ -128,26 +128,31 @@ inline cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) {
     *can = 0;
     return cudaSuccess;
 }
-enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount, cudaDevAttrMaxSharedMemoryPerBlockOptin };
+enum cudaDeviceAttr {
+    cudaDevAttrMultiProcessorCount,
+    cudaDevAttrMaxSharedMemoryPerBlockOptin,
+    cudaDevAttrComputeCapabilityMajor,
+};
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
-    const bool shared = attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin;
-    *value = shared ? static_cast<int>(emulated::most_shared) : emulated::n_multiprocessors;
+    *value = attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? static_cast<int>(emulated::shared_bytes())
+             : attribute == cudaDevAttrMultiProcessorCount        ? emulated::n_multiprocessors()
+                                                                  : emulated::capability() / 10;
     return cudaSuccess;
 }
 
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 template <class Kernel>
-cudaError_t cudaFuncSetAttribute(Kernel, cudaFuncAttribute, int) {
-    return cudaSuccess;
+cudaError_t cudaFuncSetAttribute(Kernel, cudaFuncAttribute, int bytes) {
+    return bytes <= static_cast<int>(emulated::shared_bytes()) ? cudaSuccess : cudaErrorInvalidValue;
 }
 struct cudaFuncAttributes {
     size_t sharedSizeBytes = 0;
     int ptxVersion = 0;
 };
-// as compiled for compute capability 9.0
+// as compiled for the GPU's compute capability; shared memory is asked of a probe alone, which has some for 9.0
 template <class Kernel>
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* of, Kernel) {
-    *of = {1, 90};
+    *of = {emulated::hopper() ? size_t{1} : 0, emulated::capability()};
     return cudaSuccess;
 }
 

@@ -33,27 +33,19 @@ __global__ void __launch_bounds__(encode_threads) encode_kernel(const __grid_con
     const int token0 = static_cast<int>(blockIdx.z) * encode_tokens;
     if (row0 >= side.n_out) return;
     const auto* const x = reinterpret_cast<const __half*>(side.x);
-    if (side.e == nullptr) {
-        for (int i = static_cast<int>(threadIdx.x); i < 16 * encode_tokens; i += encode_threads) {
-            const int token = token0 + i / 16;
-            const int row = row0 + i % 16;
-            if (token < p.n && row < side.n_out) {
-                side.z[static_cast<int64_t>(token) * side.n_out + row] =
-                    __half2float(x[static_cast<int64_t>(token) * side.width + row]);
-            }
-        }
-        return;
-    }
-    const int column = side.column[row0];
-    if (side.column[min(row0 + 15, side.n_out - 1)] != column) {  // of two groups: whole ones of odd widths
+    const int column = side.e != nullptr ? side.column[row0] : 0;
+    // nothing to multiply with, or rows of two groups: whole ones of odd widths
+    if (side.e == nullptr || side.column[min(row0 + 15, side.n_out - 1)] != column) {
         for (int i = static_cast<int>(threadIdx.x); i < 16 * encode_tokens; i += encode_threads) {
             const int token = token0 + i / 16;
             const int row = row0 + i % 16;
             if (token >= p.n || row >= side.n_out) continue;
-            const auto* const e = reinterpret_cast<const __half*>(side.e) + static_cast<int64_t>(row) * side.n_in;
-            const __half* const of = x + static_cast<int64_t>(token) * side.width + side.column[row];
-            float sum = 0.0f;
-            for (int k = 0; k < side.n_in; k++) sum += __half2float(e[k]) * __half2float(of[k]);
+            const __half* const of = x + static_cast<int64_t>(token) * side.width;
+            float sum = side.e == nullptr ? __half2float(of[row]) : 0.0f;
+            for (int k = 0; side.e != nullptr && k < side.n_in; k++) {
+                const auto* const e = reinterpret_cast<const __half*>(side.e) + static_cast<int64_t>(row) * side.n_in;
+                sum += __half2float(e[k]) * __half2float(of[side.column[row] + k]);
+            }
             side.z[static_cast<int64_t>(token) * side.n_out + row] = sum;
         }
         return;

@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(full_threads)
             x[d] = __float2half_rn(own ? from[head * p.head_dim + d] : value_at(segment, stored, d));
         }
         __syncwarp();
-        if (is_k && rows.raw) finish_key<most_head_dim>(p, head, pos, x, lane);
+        if (is_k && rows.raw) finish_key<most_head_dim>(p, head, pos, x, x, lane);
         __syncwarp();
         auto* const out = reinterpret_cast<__half*>(to) + head * p.head_dim;
         for (int d = lane; d < p.head_dim; d += 32) out[d] = x[d];

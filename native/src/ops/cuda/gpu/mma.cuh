@@ -83,6 +83,13 @@ __device__ inline uint32_t masked_xor(uint32_t x, uint32_t mask, uint32_t other)
     return y;
 }
 
+// (x & mask) | other, likewise.
+__device__ inline uint32_t masked_or(uint32_t x, uint32_t mask, uint32_t other) {
+    uint32_t y;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(y) : "r"(x), "r"(mask), "r"(other));
+    return y;
+}
+
 // Into the L2 cache.
 __device__ inline void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 

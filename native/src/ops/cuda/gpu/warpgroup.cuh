@@ -32,7 +32,7 @@ private:
 __device__ inline void warpgroup_begin() {
     if constexpr (has_warpgroup_products) asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
-// Behind products that are waited for together.
+// After products that are waited for together.
 __device__ inline void warpgroup_commit() {
     if constexpr (has_warpgroup_products) asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
@@ -47,7 +47,7 @@ template <int n>
 __device__ inline void warpgroup_wait_but() {
     if constexpr (has_warpgroup_products) asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(n) : "memory");
 }
-// Behind a wait: products wrote these registers, or read them, until then, which the compiler does not know.
+// After a wait: products wrote these registers, or read them, until then, which the compiler does not know.
 template <int n>
 __device__ __forceinline__ void hold(float (&d)[n]) {
 #pragma unroll
@@ -134,6 +134,19 @@ __device__ inline void warpgroup_mma_columns(float (&d)[32], const uint32_t (&a)
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" LKV_HALF_NUMBERS
         "}, {%32, %33, %34, %35}, %36, add, 1, 1, 0;}"
         : LKV_HALF_OPERANDS
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
+#endif
+}
+
+// The same for 32 columns.
+__device__ inline void warpgroup_mma_columns(float (&d)[16], const uint32_t (&a)[4], uint64_t b, bool add) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    asm volatile(
+        "{.reg .pred add; setp.ne.b32 add, %21, 0; "
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+        "{%16, %17, %18, %19}, %20, add, 1, 1, 0;}"
+        : LKV_SIXTEEN(0)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
 #endif
 }

@@ -135,29 +135,7 @@ private:
         const int32_t* const pos = p.regions[tile.region].pos;
         for (int s = static_cast<int>(threadIdx.x) / 32; s < a_.tile; s += mass_warps) {
             float* const k = keys_ + s * key_pitch(p);
-            float power = 0.0f;
-            for (int d = lane; d < p.head_dim; d += 32) {
-                if (p.k_bias != nullptr) k[d] += p.k_bias[head * p.head_dim + d];
-                power += k[d] * k[d];
-            }
-            if (p.k_norm != nullptr) {
-#pragma unroll
-                for (int o = 16; o > 0; o /= 2) power += __shfl_xor_sync(0xffffffffu, power, o);
-                const float inverse = rsqrtf(power / static_cast<float>(p.head_dim) + p.k_norm_eps);
-                for (int d = lane; d < p.head_dim; d += 32) k[d] *= inverse * p.k_norm[d];
-            }
-            __syncwarp();
-            const int slot = tile.first + s;
-            const int at = slot < tile.end ? pos[slot] : 0;
-            for (int i = lane; i < p.n_rot / 2; i += 32) {
-                const int ix = p.rope_neox != 0 ? i : 2 * i;
-                const int iy = p.rope_neox != 0 ? i + p.n_rot / 2 : 2 * i + 1;
-                const auto [cosine, sine] = angle_of(p, i, at);
-                const float x = k[ix];
-                const float y = k[iy];
-                k[ix] = (x * cosine - y * sine) * p.rope_mscale;
-                k[iy] = (x * sine + y * cosine) * p.rope_mscale;
-            }
+            finish_key<most_head_dim>(p, head, tile.first + s < tile.end ? pos[tile.first + s] : 0, k, k, lane);
         }
     }
 

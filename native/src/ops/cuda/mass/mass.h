@@ -1,4 +1,4 @@
-// The masses of eviction (ops/attn_mass.h) on the GPU, behind a layer's attention: what every slot gathers from the batch's queries.
+// The masses of eviction (ops/attn_mass.h) on the GPU, after a layer's attention: what every slot gathers from the batch's queries.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -120,7 +120,7 @@ __device__ inline uint32_t query_pair(const float* row, int width, int channel) 
     return bits(__floats2half2_rn(x, y));
 }
 
-// Sequence and position of slot s of a tile of `n` slots of a region, by one thread; slots behind them are free.
+// Sequence and position of slot s of a tile of `n` slots of a region, by one thread; slots after them are free.
 __device__ inline void copy_mark(uint64_t* seq, int32_t* pos, const uint64_t* from_seq, const int32_t* from_pos, int s,
                                  int n) {
     if (s < n) {

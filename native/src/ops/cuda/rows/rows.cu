@@ -232,29 +232,7 @@ __global__ void __launch_bounds__(find_threads) find_steps_kernel(const __grid_c
     if (threadIdx.x == 0) p.counts[blockIdx.x] = count;
 }
 
-__global__ void __launch_bounds__(512) copy_kernel(uint4* dst, const uint4* src, size_t n) {
-    constexpr int unroll = 4;
-    const size_t step = size_t{512} * unroll;
-    const size_t first = blockIdx.x * step + threadIdx.x;
-    uint4 x[unroll];
-#pragma unroll
-    for (int i = 0; i < unroll; i++) {
-        if (first + i * 512 < n) x[i] = __ldcs(src + first + i * 512);
-    }
-#pragma unroll
-    for (int i = 0; i < unroll; i++) {
-        if (first + i * 512 < n) __stcs(dst + first + i * 512, x[i]);
-    }
-}
-
 }  // namespace
-
-cudaError_t copy_bytes(void* dst, const void* src, size_t bytes, cudaStream_t stream) {
-    const size_t n = bytes / 16;
-    copy_kernel<<<static_cast<unsigned>((n + 2047) / 2048), 512, 0, stream>>>(static_cast<uint4*>(dst),
-                                                                              static_cast<const uint4*>(src), n);
-    return cudaGetLastError();
-}
 
 cudaError_t claim_slots(const ClaimArgs& args, int n_tokens, cudaStream_t stream) {
     claim_kernel<<<(n_tokens + 127) / 128, 128, 0, stream>>>(args, n_tokens);

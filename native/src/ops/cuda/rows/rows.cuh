@@ -47,14 +47,32 @@ __device__ inline void with_scaled(int32_t format, F&& f) {
 template <int At>
 __device__ inline void write_scaled(const SegmentLayout* segments, int n_segments, const float* x, uint8_t* row) {
     const int scales = segments[0].scales;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const auto has_scale = [&](const SegmentLayout& segment) {
+        bool has = false;
+        with_scaled(segment.format, [&](auto of) { has = decltype(of)::scale_at == At; });
+        return has && segment.scales == scales;
+    };
+    SegmentLayout own = lane < n_segments ? segments[lane] : SegmentLayout{};
+    int first = 0;  // of the segments that lanes have
     // f(a value of the type, segment)
     const auto each = [&](const auto& f) {
-        for (int s = 0; s < n_segments; s++) {
-            const SegmentLayout segment = segments[s];
-            if (segment.scales != scales) return;
-            with_scaled(segment.format, [&](auto of) {
-                if constexpr (decltype(of)::scale_at == At) f(of, segment);
-            });
+        for (int begin = 0; begin < n_segments; begin += 32) {
+            if (begin != first) own = begin + lane < n_segments ? segments[begin + lane] : SegmentLayout{};
+            first = begin;
+            uint32_t left = __ballot_sync(0xffffffffu, has_scale(own));
+            for (; left != 0; left &= left - 1) {
+                const int at = __ffs(static_cast<int>(left)) - 1;
+                const auto of_lane = [&](int32_t value) { return __shfl_sync(0xffffffffu, value, at); };
+                SegmentLayout segment{};
+                segment.format = of_lane(own.format);
+                segment.width = of_lane(own.width);
+                segment.column = of_lane(own.column);
+                segment.offset = of_lane(own.offset);
+                with_scaled(segment.format, [&](auto of) {
+                    if constexpr (decltype(of)::scale_at == At) f(of, segment);
+                });
+            }
         }
     };
     const uint8_t scale = group_scale<At>(
@@ -114,6 +132,8 @@ __device__ inline float value_at(const SegmentLayout& segment, const uint8_t* ro
     return 0.0f;
 }
 
+__device__ inline float as_float(float x) { return x; }
+__device__ inline float as_float(__half x) { return __half2float(x); }
 __device__ inline void put_value(float* to, float x) { *to = x; }
 __device__ inline void put_value(__half* to, float x) { *to = __float2half_rn(x); }
 

@@ -86,7 +86,5 @@ cudaError_t store_rows(const StoreArgs& args, int n_tokens, cudaStream_t stream)
 cudaError_t move_rows(const MoveArgs& args, int n_rows, cudaStream_t stream);
 // n_rows: a multiple of 32
 cudaError_t store_blocks(const BlockArgs& args, int n_rows, cudaStream_t stream);
-// A plain copy by a kernel: the ceiling that the others are measured against. bytes: a multiple of 16.
-cudaError_t copy_bytes(void* dst, const void* src, size_t bytes, cudaStream_t stream);
 
 }  // namespace lkv::cuda

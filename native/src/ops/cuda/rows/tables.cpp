@@ -26,11 +26,9 @@ ChunkPlace place(Format format, int i, int width) {
     if (format_in_token_blocks(format)) return {0, width, i * chunk_width};
     switch (format) {
         case Format::f16:
-            return {32 * i, 0, 0};
         case Format::bf16:
-            return {32 * i, 0, 0};
         case Format::f32:
-            return {64 * i, 0, 0};
+            return {format_bytes(format, chunk_width) * i, 0, 0};
         case Format::q8_0:
             return {i / 2 * Q8_0::block_bytes + Q8_0::codes_at + i % 2 * chunk_width, i / 2 * Q8_0::block_bytes, 0};
         case Format::q4_0:
@@ -134,16 +132,11 @@ GroupTable group_table(const RowLayout& row, const GroupLayout& group, int block
 }
 
 std::vector<int> group_bytes(const LatentAttnParams& p, RowLayout RegionView::* side, int blocks) {
-    std::vector<int> bytes;
-    for (int r = 0; r < p.n_regions; r++) {
-        std::vector<Chunk> chunks;
-        const RowLayout& row = p.regions[r].*side;
-        bytes.push_back(0);
-        for (int g = 0; g < row.n_groups; g++) {
-            bytes.back() =
-                std::max(bytes.back(), static_cast<int>(group_table(row, row.groups[g], blocks, chunks).bytes));
-        }
-    }
+    std::vector<int> bytes(static_cast<size_t>(p.n_regions));
+    for_groups(p, side, blocks, [&](int r, const RowLayout&, const GroupTable& table, const auto&) {
+        int& widest = bytes[static_cast<size_t>(r)];
+        widest = std::max(widest, static_cast<int>(table.bytes));
+    });
     return bytes;
 }
 

@@ -52,6 +52,19 @@ int common_kind(const LatentAttnParams& p, int k_blocks, int v_blocks);
 // One group of a row; its chunks are added to `chunks`, as many as `blocks` have.
 GroupTable group_table(const RowLayout& row, const GroupLayout& group, int blocks, std::vector<Chunk>& chunks);
 
+// use(region, its rows of this side, a group's table, its chunks), of every group.
+template <class Use>
+void for_groups(const LatentAttnParams& p, RowLayout RegionView::* side, int blocks, Use&& use) {
+    for (int r = 0; r < p.n_regions; r++) {
+        const RowLayout& row = p.regions[r].*side;
+        for (int g = 0; g < row.n_groups; g++) {
+            std::vector<Chunk> chunks;
+            const GroupTable table = group_table(row, row.groups[g], blocks, chunks);
+            use(r, row, table, chunks);
+        }
+    }
+}
+
 // Staged bytes of the widest group of each region.
 std::vector<int> group_bytes(const LatentAttnParams& p, RowLayout RegionView::* side, int blocks);
 // Bytes from row to row of a tile that has room for any region.

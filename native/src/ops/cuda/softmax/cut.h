@@ -18,13 +18,12 @@ struct Cut {
     int32_t shrinks;  // 1: where there are fewer than enough_parts the tiles become smaller, down to least_shrunk_tile
     int32_t halves;   // 1: of a short cache two thread blocks take half the query rows of a part each
     Leaves leaves;
-    float*
-        partial;  // [n_split, n_tokens, n_head, 64·v_blocks] sums, not normalised, and what merging needs behind them
+    float* partial;  // [n_split, n_tokens, n_head, 64·v_blocks] sums, not normalised, and what merging needs after them
     float* partial_ml;  // [n_split, n_tokens, n_head, 2] maximum (base 2) and sum
     uint32_t* done;     // [merge_counters] 0 between launches: thread blocks of a part or of a merge that have finished
 };
 
-// What every kernel is launched with; its own plan comes behind it.
+// What every kernel is launched with; its own plan comes after it.
 struct CutProblem : Problem, Cut {};
 
 constexpr int most_parts = 132;

@@ -2,9 +2,9 @@
 // thread block has four query rows of one KV head. Where these are few, thread blocks share out the latent's channels, and those of the same
 // rows add up each other's results, as a cluster where there are clusters.
 //
-// Beside full rows of exact windows the parts that these left join: their maxima and sums of weights, and behind the product their sums.
+// Beside full rows of exact windows the parts that these left join: their maxima and sums of weights, and after the product their sums.
 //
-// All of it is waited for, so the factor and addresses come before attention ends, and behind it one trip to the L2 cache brings
+// All of it is waited for, so the factor and addresses come before attention ends, and after it one trip to the L2 cache brings
 // maxima and the first parts.
 #pragma once
 

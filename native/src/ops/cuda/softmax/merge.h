@@ -1,4 +1,4 @@
-// Parts of the sequence become results, by kernels behind those that left them.
+// Parts of the sequence become results, by kernels after those that left them.
 #pragma once
 
 #include <cuda_runtime_api.h>

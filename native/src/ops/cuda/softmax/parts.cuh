@@ -2,7 +2,7 @@
 // as it fills; how many of its parts have work follows from the number of slots, which lies on the device.
 #pragma once
 
-#include "ops/cuda/softmax/cut.h"
+#include "ops/cuda/softmax/sight.h"
 
 namespace lkv::cuda {
 
@@ -90,8 +90,6 @@ private:
         return token * p.n_head + head_kv * rep + row - token * unit_heads;
     }
 };
-
-constexpr float log2_e = 1.4426950408889634f;  // maxima and scores are powers of two
 
 // Sums are of weights relative to a maximum that may be this many powers of two too low: it rarely moves, and f16 holds it.
 constexpr float stale_max = 8.0f;

@@ -4,6 +4,7 @@
 #include <cuda_fp16.h>
 
 #include "ops/cuda/problem.h"
+#include "ops/cuda/rows/rows.cuh"
 #include "ops/cuda/step/turn.h"
 
 namespace lkv::cuda {
@@ -61,9 +62,9 @@ __device__ inline float4 turned(const RopeTurn& turn, const float2* angles, cons
     return make_float4(out[0], out[1], out[2], out[3]);
 }
 
-// Bias, norm and RoPE of one head's key. x: f16 [head_dim] in shared memory. By one warp
-template <int most_dims>
-__device__ inline void finish_key(const Problem& p, int head, int pos, __half* x, int lane) {
+// Bias, norm and RoPE of one head's key. x: [head_dim] in f16 or f32; to: likewise, x itself or another. By one warp
+template <int most_dims, class From, class To>
+__device__ inline void finish_key(const Problem& p, int head, int pos, const From* x, To* to, int lane) {
     constexpr int most = most_dims / 64;  // pairs of dimensions of a lane
     const int planes = p.n_rot / 2;
     float2 of[most];
@@ -80,7 +81,7 @@ __device__ inline void finish_key(const Problem& p, int head, int pos, __half* x
         of[k] = make_float2(0.0f, 0.0f);
         if (2 * i >= p.head_dim) continue;
         const Dims d = dims(i);
-        of[k] = make_float2(__half2float(x[d.x]), __half2float(x[d.y]));
+        of[k] = make_float2(as_float(x[d.x]), as_float(x[d.y]));
         if (p.k_bias != nullptr) {
             of[k].x += p.k_bias[head * p.head_dim + d.x];
             of[k].y += p.k_bias[head * p.head_dim + d.y];
@@ -108,8 +109,8 @@ __device__ inline void finish_key(const Problem& p, int head, int pos, __half* x
             of[k] = make_float2((of[k].x * cosine - of[k].y * sine) * p.rope_mscale,
                                 (of[k].x * sine + of[k].y * cosine) * p.rope_mscale);
         }
-        x[d.x] = __float2half_rn(of[k].x);
-        x[d.y] = __float2half_rn(of[k].y);
+        put_value(to + d.x, of[k].x);
+        put_value(to + d.y, of[k].y);
     }
 }
 

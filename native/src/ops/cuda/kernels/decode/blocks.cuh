@@ -53,42 +53,41 @@ __device__ __forceinline__ void score_block(const uint8_t* rows, int pitch, cons
     }
 }
 
-// The same of f16 rows. row_at(slot): the group's first byte
-template <int KB, class RowAt>
-__device__ __forceinline__ void score_full_rows(const RowAt& row_at, const Chunk* chunks, const uint32_t (&q)[KB][4][2],
-                                                int lane, float (&s)[2][4]) {
+// Rows of one kind as operand a: use(b, m, j, a), product j of block b with slots 16m … 16m + 15. row_at(slot): the group's first byte
+template <int Kind, int KB, int MT, class RowAt, class Use>
+__device__ __forceinline__ void read_rows(const RowAt& row_at, const Chunk* chunks, int lane, const Use& use) {
 #pragma unroll
-    for (int m = 0; m < 2; m++) {
-        const uint8_t* const upper = row_at(16 * m + lane / 4);
-        const uint8_t* const lower = row_at(16 * m + lane / 4 + 8);
+    for (int b = 0; b < KB; b++) {
+        const Chunk chunk = chunks[4 * b + lane % 4];
 #pragma unroll
-        for (int b = 0; b < KB; b++) {
+        for (int m = 0; m < MT; m++) {
             uint32_t x[8];
             uint32_t y[8];
-            two_slots<kind_f16_wide>(upper, lower, chunks[4 * b + lane % 4], x, y);
+            two_slots<Kind>(row_at(16 * m + lane / 4), row_at(16 * m + lane / 4 + 8), chunk, x, y);
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 const uint32_t a[4] = {x[j], y[j], x[j + 4], y[j + 4]};
-                mma(s[m], a, q[b][j][0], q[b][j][1]);
+                use(b, m, j, a);
             }
         }
     }
 }
 
 // V of a tile times its weights.
-template <int Kind, int VB, class RowAt>
-__device__ __forceinline__ void add_rows(const RowAt& row_at, const Chunk* chunks, const uint32_t (&w)[2][2], int lane,
+template <int Kind, int VB, int MT, class RowAt>
+__device__ __forceinline__ void add_rows(const RowAt& row_at, const Chunk* chunks, const uint32_t (&w)[MT][2], int lane,
                                          float (&sums)[VB][4][4]) {
     const int g = lane / 4;
 #pragma unroll
-    for (int m = 0; m < 2; m++) {
-        const int slot = 16 * m + 2 * (lane % 4);
-        const uint8_t* const rows[4] = {row_at(slot), row_at(slot + 1), row_at(slot + 8), row_at(slot + 9)};
+    for (int b = 0; b < VB; b++) {
+        const Chunk chunk = chunks[4 * b + g / 2];
 #pragma unroll
-        for (int b = 0; b < VB; b++) {
+        for (int m = 0; m < MT; m++) {
+            const int slot = 16 * m + 2 * (lane % 4);
+            const uint8_t* const rows[4] = {row_at(slot), row_at(slot + 1), row_at(slot + 8), row_at(slot + 9)};
             uint32_t first[8];
             uint32_t second[8];
-            four_slots_at<Kind>([&](int i) { return rows[i]; }, chunks[4 * b + g / 2], g % 2, first, second);
+            four_slots_at<Kind>([&](int i) { return rows[i]; }, chunk, g % 2, first, second);
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 const uint32_t a[4] = {first[2 * j], first[2 * j + 1], second[2 * j], second[2 * j + 1]};

@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(Path == KPath::rebuilt && KB == 1 ? 2 * n_thre
     const DecodeShared all{shared, groups, chunks, queries, rows_at, n_slots};
     Warp warp{p, parts, item, all, own + plan.turned, keys, parts.begin(split), parts.begin(split + 1)};
     warp.choose_run();
-    DecodeRows rows;
+    typename Warp::Rows rows;
     warp.see_rows(rows);
     DecodeSums<VB> sums;
     warp.walk(rows, sums);

@@ -79,17 +79,13 @@ bool choose(const Request& request, std::span<const Choice> choices, const auto&
 int pitch_beside_blocks(const LatentAttnParams& p, RowLayout RegionView::* side, int blocks,
                         std::initializer_list<Format> formats) {
     int pitch = 16;
-    for (int r = 0; r < p.n_regions; r++) {
-        const RowLayout& row = p.regions[r].*side;
-        for (int g = 0; g < row.n_groups; g++) {
-            std::vector<Chunk> chunks;
-            const GroupTable table = group_table(row, row.groups[g], blocks, chunks);
-            if (table.kind == kind_f16_wide) continue;
-            if (std::ranges::count(formats, static_cast<Format>(table.kind)) == 0) return 0;
-            pitch = std::max(pitch, pitch_of(static_cast<int>(table.bytes)));
-        }
-    }
-    return pitch;
+    bool has_code = true;
+    for_groups(p, side, blocks, [&](int, const RowLayout&, const GroupTable& table, const auto&) {
+        if (table.kind == kind_f16_wide) return;
+        has_code = has_code && std::ranges::count(formats, static_cast<Format>(table.kind)) > 0;
+        pitch = std::max(pitch, pitch_of(static_cast<int>(table.bytes)));
+    });
+    return has_code ? pitch : 0;
 }
 
 const char* take_blocks(const Request& request, Plan& a) {
@@ -144,18 +140,10 @@ std::vector<uint32_t> pack(const KeyFactor& f) {
     return pack_k_b(f.k_b, f.n_kv, f.rank, f.head_dim, f.k_blocks, dims_by_plane(f.head_dim, f.n_rot, f.neox));
 }
 
-void shrink(Plan& plan, int tile, int stages) {
-    DecodePlan own = plan.as<DecodePlan>();
-    plan.tile = plan.in_blocks != 0 ? plan.tile : std::min(tile, plan.tile);
-    own.stages = std::min(std::max(stages, plan.rebuild != 0 ? 1 : 2), own.stages);
-    plan.keep(own);
-}
-
 }  // namespace
 
 namespace kernels {
-extern const Kernel decode{
-    .name = "decode", .takes = take, .launch = launch, .takes_blocks = true, .pack_keys = pack, .shrink = shrink};
+extern const Kernel decode{.name = "decode", .takes = take, .launch = launch, .takes_blocks = true, .pack_keys = pack};
 }
 
 }  // namespace lkv::cuda

@@ -56,12 +56,6 @@ struct DecodeShared {
     const int32_t* n_slots;
 };
 
-// A lane's query rows: 2c and 2c + 1.
-struct DecodeRows {
-    int pos[2];
-    uint64_t seq[2];
-    float slope[2];
-};
 template <int VB>
 struct DecodeSums {
     float top[2] = {-INFINITY, -INFINITY};
@@ -193,6 +187,7 @@ struct DecodeWarp {
         copies_commit();
     }
 
+    using Rows = QueryRow[2];                // 2c and 2c + 1
     using Queries = uint32_t[KB][4][2];      // operand b
     using Zeros = float[KB][2][2];           // of stock rows, see StockRows::key_zeros
     using Latents = uint32_t[KB][MT][4][4];  // operand a
@@ -243,17 +238,9 @@ struct DecodeWarp {
         }
     }
 
-    __device__ __forceinline__ void see_rows(DecodeRows& of) const {
+    __device__ __forceinline__ void see_rows(Rows& of) const {
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int row = 2 * c + i;
-            const bool exists = row < item.n_rows;
-            const int at = exists ? shared.rows_at[row] : 0;
-            const int token = at / p.n_head;
-            of.pos[i] = exists ? p.q_pos[token] : -1;
-            of.seq[i] = exists ? uint64_t{1} << p.q_seq[token] : 0;
-            of.slope[i] = exists && p.alibi_slopes != nullptr ? p.alibi_slopes[at - token * p.n_head] * log2_e : 0.0f;
-        }
+        for (int i = 0; i < 2; i++) of[i] = load_query_row(p, 2 * c + i < item.n_rows ? shared.rows_at[2 * c + i] : -1);
     }
 
     // K of tile t, times the queries; or the latents that keys are rebuilt from.
@@ -285,26 +272,17 @@ struct DecodeWarp {
         };
         with_group_kind<Kind>(
             shared.groups[2 * parts.region_of(t)].kind, [&](auto kind) __attribute__((always_inline)) {
+                read_rows<decltype(kind)::value, KB, MT>(k_row, k_chunks, lane,
+                                                         [&](int b, int m, int j, const uint32_t (&a)[4])
+                                                             __attribute__((always_inline)) {
+                                                                 if constexpr (rebuilds) {
 #pragma unroll
-                for (int b = 0; b < KB; b++) {
-                    const Chunk chunk = k_chunks[4 * b + c];
-#pragma unroll
-                    for (int m = 0; m < MT; m++) {
-                        uint32_t x[8];
-                        uint32_t y[8];
-                        two_slots<decltype(kind)::value>(k_row(16 * m + g), k_row(16 * m + g + 8), chunk, x, y);
-#pragma unroll
-                        for (int j = 0; j < 4; j++) {
-                            const uint32_t a[4] = {x[j], y[j], x[j + 4], y[j + 4]};
-                            if constexpr (rebuilds) {
-#pragma unroll
-                                for (int e = 0; e < 4; e++) latents[b][m][j][e] = a[e];
-                            } else {
-                                mma(s[m], a, q[b][j][0], q[b][j][1]);
-                            }
-                        }
-                    }
-                }
+                                                                     for (int e = 0; e < 4; e++)
+                                                                         latents[b][m][j][e] = a[e];
+                                                                 } else {
+                                                                     mma(s[m], a, q[b][j][0], q[b][j][1]);
+                                                                 }
+                                                             });
             });
     }
 
@@ -332,7 +310,10 @@ struct DecodeWarp {
             case Format::c2:
                 return score_block<2>(k_rows, p.k_pitch, k_chunks, q, lane, s);
             default:
-                return score_full_rows([&](int slot) { return row_in_cache(0, of, used, slot); }, k_chunks, q, lane, s);
+                return read_rows<kind_f16_wide, KB, MT>(
+                    [&](int slot) { return row_in_cache(0, of, used, slot); }, k_chunks, lane,
+                    [&](int b, int m, int j, const uint32_t (&a)[4])
+                        __attribute__((always_inline)) { mma(s[m], a, q[b][j][0], q[b][j][1]); });
         }
     }
     __device__ __forceinline__ void add_tile(int t, uint32_t used, const uint8_t* v_rows, const Chunk* v_chunks,
@@ -350,7 +331,7 @@ struct DecodeWarp {
     }
 
     // s[m]: scores of slots 16m + g and 16m + g + 8 for query rows 2c and 2c + 1, masked; then their weights, as operand b of the sums.
-    __device__ __forceinline__ void make_weights(const uint64_t* seq, const int32_t* pos, const DecodeRows& rows,
+    __device__ __forceinline__ void make_weights(const uint64_t* seq, const int32_t* pos, const Rows& rows,
                                                  DecodeSums<VB>& sums, float (&s)[MT][4], uint32_t (&w)[MT][2]) const {
         const float scale = p.scale * log2_e;
         float tile_max[2] = {-INFINITY, -INFINITY};
@@ -363,11 +344,11 @@ struct DecodeWarp {
                 const int slot_pos = pos[slot];
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
-                    const int distance = rows.pos[i] - slot_pos;
+                    const int distance = rows[i].pos - slot_pos;
                     const bool seen =
-                        (slot_seq & rows.seq[i]) != 0 && distance >= 0 && (p.window == 0 || distance < p.window);
+                        (slot_seq & rows[i].seq) != 0 && distance >= 0 && (p.window == 0 || distance < p.window);
                     float& x = s[m][2 * h + i];
-                    x = seen ? x * scale - rows.slope[i] * static_cast<float>(distance) : -INFINITY;
+                    x = seen ? x * scale - rows[i].slope * static_cast<float>(distance) : -INFINITY;
                     tile_max[i] = fmaxf(tile_max[i], x);
                 }
             }
@@ -447,29 +428,15 @@ struct DecodeWarp {
     }
     __device__ __forceinline__ void add_chunks(int t, const uint8_t* v_rows, const Chunk* v_chunks,
                                                const uint32_t (&w)[MT][2], float (&sums)[VB][4][4]) const {
-        with_group_kind<Kind>(
-            shared.groups[2 * parts.region_of(t) + 1].kind, [&](auto kind) __attribute__((always_inline)) {
-#pragma unroll
-                for (int b = 0; b < VB; b++) {
-                    const Chunk chunk = v_chunks[4 * b + g / 2];
-#pragma unroll
-                    for (int m = 0; m < MT; m++) {
-                        uint32_t first[8];
-                        uint32_t second[8];
-                        four_slots<decltype(kind)::value>(v_rows + (16 * m + 2 * c) * p.v_pitch, p.v_pitch, chunk,
-                                                          g % 2, first, second);
-#pragma unroll
-                        for (int j = 0; j < 4; j++) {
-                            const uint32_t a[4] = {first[2 * j], first[2 * j + 1], second[2 * j], second[2 * j + 1]};
-                            mma(sums[b][j], a, w[m][0], w[m][1]);
-                        }
-                    }
-                }
-            });
+        with_group_kind<Kind>(shared.groups[2 * parts.region_of(t) + 1].kind,
+                              [&](auto kind) __attribute__((always_inline)) {
+                                  add_rows<decltype(kind)::value>([&](int slot) { return v_rows + slot * p.v_pitch; },
+                                                                  v_chunks, w, lane, sums);
+                              });
     }
 
     // All tiles of the warp. Steps before the first tile only issue copies: one place in the code for them, which is fetched once.
-    __device__ __forceinline__ void walk(const DecodeRows& rows, DecodeSums<VB>& sums) {
+    __device__ __forceinline__ void walk(const Rows& rows, DecodeSums<VB>& sums) {
         Queries q = {};
         Zeros zeros = {};
         int stage = 0;
@@ -571,9 +538,9 @@ struct DecodeWarp {
             }
         }
         __syncthreads();
-        if (static_cast<int>(threadIdx.x) < warps * decode_rows) {
-            // as many neighbours as warps hold a row's maxima and sums
-            const int row = threadIdx.x / warps;
+        if (static_cast<int>(threadIdx.x) < max(warps * decode_rows, 32)) {
+            // as many neighbours as warps hold a row's maxima and sums; of two warps, half of the first one repeats the last row
+            const int row = min(static_cast<int>(threadIdx.x) / warps, decode_rows - 1);
             float2& of = ml[threadIdx.x % warps * decode_rows + row];
             float top = of.x;
 #pragma unroll 1

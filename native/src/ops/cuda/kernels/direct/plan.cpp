@@ -84,13 +84,6 @@ std::vector<uint32_t> pack(const KeyFactor& f) {
     return pack_k_b(f.k_b, f.n_kv, f.rank, f.head_dim, f.k_blocks, in_order);
 }
 
-void shrink(Plan& plan, int tile, int stages) {
-    DirectPlan own = plan.as<DirectPlan>();
-    plan.tile = std::min(plan.in_blocks != 0 ? std::max(tile, token_block_slots) : tile, plan.tile);
-    own.stages = std::min(stages, own.stages);
-    plan.keep(own);
-}
-
 }  // namespace
 
 namespace kernels {
@@ -100,8 +93,7 @@ extern const Kernel direct{.name = "direct",
                            .takes_caps = true,
                            .takes_blocks = true,
                            .widest_head = most_head_dim,
-                           .pack_keys = pack,
-                           .shrink = shrink};
+                           .pack_keys = pack};
 }
 
 }  // namespace lkv::cuda

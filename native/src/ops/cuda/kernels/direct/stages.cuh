@@ -67,48 +67,16 @@ __device__ inline void rebuild_tile(const DirectArgs& p, int head, const Chunk* 
     }
     __syncthreads();
 
-    // four threads a slot
-    const int slot = threadIdx.x / 4;
-    const int part = threadIdx.x % 4;
-    if (slot < p.tile) {
-        float* const k = raw + slot * pitch;
-        auto* const dst = reinterpret_cast<__half*>(out + slot * out_pitch);
-        float inverse = 1.0f;
-        if (p.k_bias != nullptr || p.k_norm != nullptr) {
-            float power = 0.0f;
-            for (int d = part; d < p.head_dim; d += 4) {
-                if (p.k_bias != nullptr) k[d] += p.k_bias[head * p.head_dim + d];
-                power += k[d] * k[d];
-            }
-            power += __shfl_xor_sync(0xffffffffu, power, 1);
-            power += __shfl_xor_sync(0xffffffffu, power, 2);
-            if (p.k_norm != nullptr) inverse = rsqrtf(power / static_cast<float>(p.head_dim) + p.k_norm_eps);
-        }
-        __syncwarp();
-        const auto value = [&](int d) { return p.k_norm != nullptr ? k[d] * inverse * p.k_norm[d] : k[d]; };
-        const int rotated = p.phases != nullptr ? p.n_rot : 0;
-        for (int i = part; i < rotated / 2; i += 4) {
-            const int ix = p.rope_neox ? i : 2 * i;
-            const int iy = p.rope_neox ? i + rotated / 2 : 2 * i + 1;
-            const auto [cosine, sine] = angle_of(p, i, positions[slot]);
-            const float x = value(ix);
-            const float y = value(iy);
-            dst[ix] = __float2half_rn((x * cosine - y * sine) * p.rope_mscale);
-            dst[iy] = __float2half_rn((x * sine + y * cosine) * p.rope_mscale);
-        }
-        for (int d = rotated + part; d < p.head_dim; d += 4) dst[d] = __float2half_rn(value(d));
+    for (int s = warp; s < p.tile; s += n_warps) {
+        auto* const key = reinterpret_cast<__half*>(out + s * out_pitch);
+        finish_key<most_head_dim>(p, head, positions[s], raw + s * pitch, key, lane);
     }
     __syncthreads();
 }
 
 // What a thread knows of the row whose softmax it shares, and its share of that.
-struct DirectRow {
-    bool exists;
-    int token;
-    int head;
-    int pos;
-    uint64_t seq;
-    float slope;
+struct DirectRow : QueryRow {
+    int at;  // of [n_tokens, n_head], below 0: none
 };
 struct DirectState {
     float top = -INFINITY;
@@ -193,10 +161,7 @@ struct DirectBlock {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 const int row = first_row + 16 * m + g + 8 * i;
-                const int token = row / item.unit_heads;
-                const int head = item.head_kv * item.rep + row % item.unit_heads;
-                rows[i] =
-                    row < item.n_rows ? p.q + (static_cast<int64_t>(token) * p.n_head + head) * p.q_width : nullptr;
+                rows[i] = row < item.n_rows ? p.q + static_cast<int64_t>(item.row_at(p, row)) * p.q_width : nullptr;
             }
 #pragma unroll
             for (int n = 0; n < NB; n++) {
@@ -214,15 +179,9 @@ struct DirectBlock {
     }
 
     __device__ __forceinline__ DirectRow read_row() const {
-        DirectRow row;
-        const int global = first_row + my_row;
-        row.exists = global < item.n_rows;
-        row.token = row.exists ? global / item.unit_heads : 0;
-        row.head = item.head_kv * item.rep + global % item.unit_heads;
-        row.pos = row.exists ? p.q_pos[row.token] : -1;
-        row.seq = row.exists ? uint64_t{1} << p.q_seq[row.token] : 0;
-        row.slope = row.exists && p.alibi_slopes != nullptr ? p.alibi_slopes[row.head] * log2_e : 0.0f;
-        return row;
+        const int row = first_row + my_row;
+        const int at = row < item.n_rows ? item.row_at(p, row) : -1;
+        return {load_query_row(p, at), at};
     }
 
     __device__ __forceinline__ void clear() const {
@@ -436,8 +395,8 @@ struct DirectBlock {
             }
             __syncthreads();
         }
-        if (!row.exists) return;
-        const int64_t out_row = static_cast<int64_t>(row.token) * p.n_head + row.head;
+        if (row.at < 0) return;
+        const int64_t out_row = row.at;
         const float* const from = merged + my_row * merged_pitch;
         const bool whole = parts.count == 1 && p.v_b == nullptr && p.leaves != Leaves::parts;
         const int64_t at = static_cast<int64_t>(split) * p.n_tokens * p.n_head + out_row;

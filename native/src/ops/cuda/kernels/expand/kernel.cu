@@ -12,11 +12,10 @@ namespace {
 // slots: of a chunk, that may be in use. sides: 1, K alone
 cudaError_t expand(const ExpandArgs& args, const ExpandSide& k, const ExpandSide& v, const ExpandTo& to, int slots,
                    unsigned sides, int first_tile, cudaStream_t stream) {
+    if (args.by == ExpandBy::resident) return launch_resident(args, to, slots, sides, first_tile, stream);
     const dim3 grid(static_cast<unsigned>(round_up(slots, expand_slots) / expand_slots),
-                    static_cast<unsigned>(args.n_kv / std::min(k.heads, v.heads)), sides);
-    const auto kernel = args.by == ExpandBy::chunks  ? expand_kernel<ExpandBy::chunks>
-                        : args.by == ExpandBy::units ? expand_kernel<ExpandBy::units>
-                                                     : expand_kernel<ExpandBy::warpgroup>;
+                    static_cast<unsigned>(args.n_kv / std::min(k.heads, v.heads) * (args.head_dim / k.columns)), sides);
+    const auto kernel = args.by == ExpandBy::chunks ? expand_kernel<ExpandBy::chunks> : expand_kernel<ExpandBy::units>;
     return launch_next(kernel, grid, expand_threads, expand_shared, stream, args, k, v, to, first_tile);
 }
 
@@ -37,12 +36,12 @@ MlaArgs with_keys(const Plan& plan, const ExpandKeysPlan& own, int first) {
 
 // The keys of a chunk, or their scores.
 cudaError_t make_keys(const Plan& plan, const ExpandKeysPlan& own, int first, cudaStream_t stream) {
-    ExpandArgs args{plan, plan.chunk, own.by};
+    ExpandArgs args{plan, plan.chunk, own.by, own.multiprocessors};
     args.tile = expand_tile;
     float* const at = behind_parts(plan);
     if (own.by == ExpandBy::scores) return launch_scores(args, own.score_blocks, {at, plan.chunk, first}, stream);
     const ExpandSide k(args, true);
-    const ExpandTo to{reinterpret_cast<uint8_t*>(at), nullptr, nullptr, nullptr, nullptr};
+    const ExpandTo to{reinterpret_cast<uint8_t*>(at), nullptr, nullptr, nullptr, nullptr, 0};
     return expand(args, k, k, to, std::min(plan.chunk, plan.context), 1, first, stream);
 }
 
@@ -67,18 +66,23 @@ cudaError_t launch_expanded_keys(const Plan& plan, cudaStream_t stream) {
 
 cudaError_t attend_expanded(const Plan& plan, const CutProblem* beside, cudaStream_t stream) {
     const auto own = plan.as<ExpandPlan>();
-    const ExpandArgs args{plan, plan.chunk, own.by};
+    const ExpandArgs args{plan, plan.chunk, own.by, own.multiprocessors};
     PrefillArgs full = on_expanded_rows(plan, own.prefill);
     auto* const at = reinterpret_cast<uint8_t*>(plan.partial + chunk_parts_floats(plan));
     const ExpandedRows of(plan, plan.chunk);
-    const ExpandTo to{at + of.k, at + of.v, reinterpret_cast<uint64_t*>(at + of.seq),
-                      reinterpret_cast<int32_t*>(at + of.pos), reinterpret_cast<int32_t*>(at + of.n_slots)};
+    const ExpandTo to{at + of.k,
+                      at + of.v,
+                      reinterpret_cast<uint64_t*>(at + of.seq),
+                      reinterpret_cast<int32_t*>(at + of.pos),
+                      reinterpret_cast<int32_t*>(at + of.n_slots),
+                      own.flash};
     auto* const ml = reinterpret_cast<float2*>(at + of.ml);
     full.regions[0].k_rows = to.k;
     full.regions[0].v_rows = to.v;
     full.regions[0].seq = to.seq;
     full.regions[0].pos = to.pos;
     full.n_slots = to.n_slots;
+    if (own.flash != 0) full.tile = flash_slots(plan.head_dim);
     const ExpandSide k(args, true);
     const ExpandSide v(args, false);
     const int chunks = std::max(1, (plan.context + plan.chunk - 1) / plan.chunk);
@@ -96,7 +100,7 @@ cudaError_t attend_expanded(const Plan& plan, const CutProblem* beside, cudaStre
         if (error != cudaSuccess) break;
         FlashCarry carry;
         if (carries) carry = {ml, chunk > 0 || beside != nullptr ? 1 : 0, chunk + 1 < chunks ? 1 : 0};
-        error = own.flash != 0 ? launch_flash({full, carry}, stream) : launch_prefill(full, stream);
+        error = own.flash != 0 ? launch_flash({full, carry, 1}, full.n_kv, stream) : launch_prefill(full, stream);
         if (error != cudaSuccess || carries) continue;
         if (full.leaves == Leaves::parts) {
             error = add(full, chunk == 0 && beside == nullptr, chunk + 1 == chunks);

@@ -15,15 +15,6 @@
 
 namespace lkv::cuda {
 
-// Where the rows of a chunk go. seq, pos, n_slots: of these rows, or null
-struct ExpandTo {
-    uint8_t* k;  // f16 [chunk][n_kv][head_dim]
-    uint8_t* v;
-    uint64_t* seq;
-    int32_t* pos;
-    int32_t* n_slots;
-};
-
 // grid: 128 slots of a chunk x heads of a thread block x {K, V}
 template <ExpandBy BY>
 __global__ void __launch_bounds__(expand_threads, 2)
@@ -38,8 +29,11 @@ __global__ void __launch_bounds__(expand_threads, 2)
     uint8_t* const factors = shared + 2 * expand_slots * latent_pitch;
     const bool is_k = blockIdx.z == 0;
     const ExpandSide& side = is_k ? of_k : of_v;
-    const int head0 = static_cast<int>(blockIdx.y) * side.heads;
-    if (head0 >= p.n_kv) return;
+    // of heads wider than a thread block makes, halves
+    const int halves = p.head_dim / side.columns;
+    const int head0 = static_cast<int>(blockIdx.y) / halves * side.heads;
+    const int column0 = static_cast<int>(blockIdx.y) % halves * side.columns;
+    if (head0 >= p.n_kv || (side.factor == nullptr && column0 > 0)) return;
     wait_for_previous();
     const Parts parts(p);
     const int thread = static_cast<int>(threadIdx.x);
@@ -54,30 +48,14 @@ __global__ void __launch_bounds__(expand_threads, 2)
         to.seq[slot0 + thread] = slot.seq;
         to.pos[slot0 + thread] = slot.pos;
     }
-    uint8_t* const out = is_k ? to.k : to.v;
-    const auto row_at = [&](int s) {
-        return out + (static_cast<int64_t>(slot0 + s) * p.n_kv + head0) * p.head_dim * 2;
-    };
-    if (side.factor == nullptr) {  // one head
-        const auto copy = [&](const ExpandSlot& from, int s, int j) {
+    if (side.factor == nullptr) {                    // one head
+        for (int j = 0; 16 * j < p.head_dim; j++) {  // neighbouring threads write neighbouring slots
             __align__(16) uint8_t x[32];
-            put_chunk(from, j, x);
+            put_chunk(slot, j, x);
             for (int i = 0; i < 2 && 16 * j + 8 * i < p.head_dim; i++) {
-                *reinterpret_cast<uint4*>(row_at(s) + 32 * j + 16 * i) = *reinterpret_cast<uint4*>(x + 16 * i);
+                *reinterpret_cast<uint4*>(to.at(p, is_k, slot0 + thread, head0, 2 * j + i)) =
+                    *reinterpret_cast<uint4*>(x + 16 * i);
             }
-        };
-        const int n_chunks = (p.head_dim + chunk_width - 1) / chunk_width;
-        if (is_k && p.in_blocks != 0) {
-            for (int j = 0; j < n_chunks; j++) copy(slot, thread, j);
-            return;
-        }
-        // neighbouring threads read a row's chunks
-        auto* const slots = reinterpret_cast<ExpandSlot*>(shared);
-        slots[thread] = slot;
-        __syncthreads();
-        for (int i = thread; i < expand_slots * n_chunks; i += expand_threads) {
-            const int s = small_quotient(i, n_chunks);
-            copy(slots[s], s, i - s * n_chunks);
         }
         return;
     }
@@ -85,8 +63,7 @@ __global__ void __launch_bounds__(expand_threads, 2)
     const int n_steps = steps_of(slot, 4 * side.blocks);
     const int warp = thread / 32;
     const int lane = thread % 32;
-    constexpr bool by_warps = BY != ExpandBy::warpgroup;
-    FactorStages<by_warps> stages(side, head0, p.head_dim, factors, n_steps);
+    FactorStages stages(side, head0, column0, p.head_dim, factors, n_steps);
     ExpandSums acc = {};
     if constexpr (BY == ExpandBy::chunks) {
         expand_by_chunks(acc, slot, latents, stages, lane);
@@ -98,11 +75,7 @@ __global__ void __launch_bounds__(expand_threads, 2)
         __syncwarp();
 #pragma unroll
         for (int i = 0; i < 4; i++) of.rows[i] = rows_of[32 * warp + lane / 4 + 8 * i];
-        if constexpr (BY == ExpandBy::warpgroup) {
-            expand_by_warpgroup(acc, of, stages, lane);
-        } else {
-            expand_by_units(acc, of, stages, lane);
-        }
+        expand_by_units(acc, of, stages, lane);
     }
     copies_wait(0);
     const bool turned = turn_whole_keys(p, side, acc, positions + 32 * warp, lane);
@@ -125,16 +98,19 @@ __global__ void __launch_bounds__(expand_threads, 2)
         for (int i = warp; i < expand_slots * side.heads; i += expand_threads / 32) {
             const int s = i % expand_slots;
             const int h = i / expand_slots;
-            finish_key<most_expanded_head>(p, head0 + h, positions[s],
-                                           reinterpret_cast<__half*>(shared + s * factor_pitch) + h * p.head_dim, lane);
+            auto* const key = reinterpret_cast<__half*>(shared + s * factor_pitch) + h * p.head_dim;
+            finish_key<most_expanded_head>(p, head0 + h, positions[s], key, key, lane);
         }
         __syncthreads();
     }
-    const int pieces = side.heads * p.head_dim / 8;
-    for (int i = thread; i < expand_slots * pieces; i += expand_threads) {
-        const int s = i / pieces;
-        const int at = (i - s * pieces) * 16;
-        *reinterpret_cast<uint4*>(row_at(s) + at) = *reinterpret_cast<const uint4*>(shared + s * factor_pitch + at);
+    // neighbouring threads write what lies side by side
+    const int pieces = side.columns / 8;
+    for (int i = thread; i < expand_slots * side.heads * pieces; i += expand_threads) {
+        const int s = to.in_tiles != 0 ? i % expand_slots : small_quotient(i, side.heads * pieces);
+        const int piece = to.in_tiles != 0 ? i / expand_slots : i - s * side.heads * pieces;
+        const int head = small_quotient(piece, pieces);
+        *reinterpret_cast<uint4*>(to.at(p, is_k, slot0 + s, head0 + head, column0 / 8 + piece - head * pieces)) =
+            *reinterpret_cast<const uint4*>(shared + s * factor_pitch + 16 * piece);
     }
 }
 
@@ -155,27 +131,25 @@ __global__ void __launch_bounds__(expand_threads)
     float top = before.x;
     for (int s = 0; s < parts.count; s++) top = fmaxf(top, of[s * rows].x);
     const auto share = [&](const float2& x) { return x.y > 0.0f ? exp2f(x.x - top) : 0.0f; };
-    const bool mine = 4 * lane < p.head_dim;
-    auto* const out = reinterpret_cast<float4*>(p.out + row * p.head_dim) + lane;
-    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     float total = before.y * share(before);
-    if (!first && mine && before.y > 0.0f) add_share(sum, share(before), *out);
     for (int s = 0; s < parts.count; s++) {
         const float2 part = of[s * rows];
-        if (part.y <= 0.0f) continue;
-        total += part.y * share(part);
-        if (mine) {
+        if (part.y > 0.0f) total += part.y * share(part);
+    }
+    const float by = !last ? 1.0f : total > 0.0f ? 1.0f / total : 0.0f;
+    auto* const out = reinterpret_cast<float4*>(p.out + row * p.head_dim);
+    for (int at = lane; 4 * at < p.head_dim; at += 32) {
+        float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (!first && before.y > 0.0f) add_share(sum, share(before), out[at]);
+        for (int s = 0; s < parts.count; s++) {
+            const float2 part = of[s * rows];
+            if (part.y <= 0.0f) continue;
             add_share(sum, share(part),
-                      reinterpret_cast<const float4*>(p.partial + (s * rows + row) * 64 * p.v_blocks)[lane]);
+                      reinterpret_cast<const float4*>(p.partial + (s * rows + row) * 64 * p.v_blocks)[at]);
         }
+        out[at] = make_float4(sum.x * by, sum.y * by, sum.z * by, sum.w * by);
     }
-    if (last) {
-        const float by = total > 0.0f ? 1.0f / total : 0.0f;
-        sum = make_float4(sum.x * by, sum.y * by, sum.z * by, sum.w * by);
-    } else if (lane == 0) {
-        ml[row] = make_float2(top, total);
-    }
-    if (mine) *out = sum;
+    if (!last && lane == 0) ml[row] = make_float2(top, total);
 }
 
 }  // namespace lkv::cuda

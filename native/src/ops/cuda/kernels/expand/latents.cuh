@@ -15,7 +15,6 @@ constexpr int expand_stages = 3;
 constexpr int expand_threads = 128;
 constexpr int latent_pitch = 2 * expand_depth + 16;    // bytes, odd multiples of 16
 constexpr int factor_pitch = 2 * expand_columns + 16;  // also of the result
-constexpr int column_pitch = 16 * expand_depth + 16;   // from eight dimensions to the next, where warpgroups multiply
 constexpr int expand_shared = 2 * expand_slots * latent_pitch + expand_stages * expand_depth * factor_pitch;
 static_assert(expand_shared >= expand_slots * factor_pitch && expand_columns == most_expanded_head);
 
@@ -27,7 +26,8 @@ struct ExpandSide {
     int32_t rank;
     int32_t group;   // KV heads that share a latent
     int32_t blocks;  // of 64 stored channels
-    int32_t heads;   // that a thread block makes
+    int32_t heads;   // that a thread block makes, or `columns` of one
+    int32_t columns;
     int32_t n_rot;
 
     ExpandSide(const Problem& p, bool is_k)
@@ -38,6 +38,7 @@ struct ExpandSide {
           group(is_k ? p.k_group : p.v_group),
           blocks(is_k ? p.k_blocks : p.v_blocks),
           heads(1),
+          columns(p.head_dim < expand_columns ? p.head_dim : expand_columns),
           n_rot(is_k ? p.n_rot : 0) {
         for (int n = 2; n <= group && n * p.head_dim <= expand_columns; n++) {
             if (group % n == 0) heads = n;

@@ -7,9 +7,9 @@
 
 namespace lkv::cuda {
 
-// How latents are expanded: from chunks of any format; from units of 32 channels, by single warps or by four at once; so, and multiplied
-// with the queries where they are made (score.cuh).
-enum class ExpandBy : int32_t { chunks, units, warpgroup, scores };
+// How latents are expanded: from chunks of any format; from units of 32 channels by single warps; from these by four warps at once, with B
+// in shared memory as a whole (resident.cuh); so, and multiplied with the queries where they are made (score.cuh).
+enum class ExpandBy : int32_t { chunks, units, resident, scores };
 
 constexpr int expand_tile = prefill_tile(1);  // slots, of a chunk's tiles
 constexpr int expand_slots = 128;             // that a thread block expands: two tiles, of one region each
@@ -19,11 +19,13 @@ static_assert(expand_tile == context_step && expand_tile == flash_tile && expand
 struct ExpandArgs : CutProblem {
     int32_t chunk;  // Plan::chunk
     ExpandBy by;
+    int32_t multiprocessors;
 };
 
 // K and V become full rows for the flash kernel, or the prefill kernel.
 struct ExpandPlan {
     ExpandBy by;
+    int32_t multiprocessors;
     int32_t flash;  // 1: for the flash kernel
     PrefillPlan prefill;
 
@@ -34,13 +36,14 @@ struct ExpandPlan {
 // K alone becomes full rows, or scores, for the MLA kernel.
 struct ExpandKeysPlan {
     ExpandBy by;
+    int32_t multiprocessors;
     int32_t score_blocks;  // thread blocks a head that make scores
     MlaPlan mla;
 };
 
 // Behind the parts' sums: what a chunk of the context is expanded to. Bytes from the first, multiples of 16.
 struct ExpandedRows {
-    int64_t k = 0;  // f16 [chunk][n_kv][head_dim]
+    int64_t k = 0;  // f16 [chunk][n_kv][head_dim], or in the order of FlashTiles
     int64_t v;
     int64_t seq;      // u64 [chunk], 0: no token
     int64_t pos;      // i32 [chunk]
@@ -58,6 +61,22 @@ struct ExpandedRows {
     }
 };
 
+// Where the rows of a chunk go. seq, pos, n_slots: of these rows, or null
+struct ExpandTo {
+    uint8_t* k;  // f16 [chunk][n_kv][head_dim]
+    uint8_t* v;
+    uint64_t* seq;
+    int32_t* pos;
+    int32_t* n_slots;
+    int32_t in_tiles;  // 1: in the order of FlashTiles
+
+    // Eight channels of a slot's head.
+    LKV_HD uint8_t* at(const Problem& p, bool is_k, int slot, int head, int piece) const {
+        const int64_t row = (int64_t{slot} * p.n_kv + head) * p.head_dim * 2 + 16 * piece;
+        return (is_k ? k : v) + (in_tiles != 0 ? FlashTiles(p).at(slot, head, piece) : row);
+    }
+};
+
 // Floats of the parts that attention on a chunk leaves; what the chunk is expanded to lies behind them.
 size_t chunk_parts_floats(const Plan& plan);
 
@@ -68,10 +87,24 @@ cudaError_t attend_expanded(const Plan& plan, const CutProblem* beside, cudaStre
 cudaError_t launch_expanded_keys(const Plan& plan, cudaStream_t stream);
 cudaError_t merge_expanded_keys(const Plan& plan, const CutProblem* full, cudaStream_t stream);
 
-// Rebuilt keys that are only multiplied with queries (score.cuh): they are made, turned and multiplied in registers, and only scores leave.
+// Kernels that keep B in shared memory (resident.cuh).
 
-constexpr int score_groups = 4;  // warpgroups of a thread block, each with 64 slots at a time
-constexpr int score_threads = 128 * score_groups;
+constexpr int resident_groups = 4;  // warpgroups of a thread block, each with 64 slots at a time
+constexpr int resident_threads = 128 * resident_groups;
+constexpr int resident_slots = 16;        // of a warp
+constexpr int resident_own_bytes = 4096;  // the kernels' own variables, at most
+
+// B of a thread block's 128 dimensions, as products by warpgroups read it. Sizes in bytes.
+struct ResidentFactor {
+    int depth;  // channels, rounded up to whole units
+    int pitch;  // from eight dimensions to the next: matrices of 128 bytes begin at multiples of that
+    int total;
+
+    LKV_HD explicit constexpr ResidentFactor(int rank)
+        : depth((rank + 31) / 32 * 32), pitch(16 * depth), total(16 * pitch) {}
+};
+
+// Rebuilt keys that are only multiplied with queries (score.cuh): they are made, turned and multiplied in registers, and only scores leave.
 
 // Query rows of one KV head, padded to 8, 16 or 32.
 LKV_HD constexpr int score_rows(const Problem& p) {
@@ -79,18 +112,13 @@ LKV_HD constexpr int score_rows(const Problem& p) {
     return rows <= 8 ? 8 : (rows <= 16 ? 16 : 32);
 }
 
-constexpr int score_slots = 16;  // of a warp
-
 // Shared memory, in this order. Sizes in bytes, multiples of 16.
 struct ScoreLayout {
-    int depth;    // channels, rounded up to whole units
-    int pitch;    // of B, from eight dimensions to the next: matrices of 128 bytes begin at multiples of that
-    int factor;   // B of a thread block's 128 dimensions, as products by warpgroups read it
+    ResidentFactor factor;
     int queries;  // see load_query_pairs
 
-    LKV_HD explicit ScoreLayout(const Problem& p)
-        : depth((p.k_rank_max + 31) / 32 * 32), pitch(16 * depth), factor(16 * pitch), queries(score_rows(p) * 256) {}
-    LKV_HD int total() const { return factor + queries; }
+    LKV_HD explicit ScoreLayout(const Problem& p) : factor(p.k_rank_max), queries(score_rows(p) * 256) {}
+    LKV_HD int total() const { return factor.total + queries; }
 };
 
 // Where a chunk's scores go: f32 [n_tokens · n_head][slots].
@@ -104,6 +132,12 @@ struct ScoreTo {
 inline size_t score_floats(const Plan& p) {
     return static_cast<size_t>(p.n_tokens) * static_cast<size_t>(p.n_head) * static_cast<size_t>(p.chunk);
 }
+
+// Whether full rows of keys, and of values, are made so.
+bool plan_resident(const Device& device, const Problem& p, bool has_norm, bool with_values);
+// slots: of a chunk, that may be in use. sides: 1, K alone
+cudaError_t launch_resident(const ExpandArgs& args, const ExpandTo& to, int slots, unsigned sides, int first_tile,
+                            cudaStream_t stream);
 
 // Thread blocks a head; 0: the shape is not one for it.
 int plan_scores(const Device& device, const Problem& p);

@@ -33,13 +33,22 @@ namespace {
 constexpr int most_bytes = 32 << 20;
 constexpr int long_bytes = 64 << 20;
 constexpr int longest_chunk = 8192;  // slots
+constexpr int longest_of_few =
+    32768;  // with less than a wave of thread blocks, whose launches are as long as their work
 
 int row_bytes(const Problem& p) { return p.n_kv * p.head_dim * 2; }
 
-ExpandBy by_units(const Device& device) { return device.warpgroups ? ExpandBy::warpgroup : ExpandBy::units; }
+ExpandBy by_units(const Request& request, const Problem& a, bool with_values) {
+    const bool has_norm = request.params.k_norm != nullptr;
+    // full rows have no factor
+    const bool has_factors = request.params.k_b != nullptr && (!with_values || request.params.v_b != nullptr);
+    return has_factors && plan_resident(request.device, a, has_norm, with_values) ? ExpandBy::resident
+                                                                                  : ExpandBy::units;
+}
 
-// Query rows of a thread block of the prefill kernel: it makes each tile of full rows once for so many.
-constexpr int most_made_once = 128;
+// Query rows of a KV head from which on full rows of other formats are expanded: the prefill kernel makes each tile for 128 of them, and
+// fills the GPU with the few that a step of many sequences has.
+constexpr int least_expanded_rows = 513;
 
 // A chunk of the context is expanded to full rows of f16 before it is attended to. So are full rows of other formats, for the flash kernel.
 const char* take_rows(const Request& request, Plan& a) {
@@ -49,19 +58,24 @@ const char* take_rows(const Request& request, Plan& a) {
                       a.v_group == 1 && a.v_b == nullptr && a.q_width == a.head_dim;
     if (a.rebuild != 0 && a.in_blocks != 0) return "K is rebuilt from blocks of tokens";
     if (a.rebuild == 0 && !full) return "K is not rebuilt";
-    if (full && a.in_blocks == 0 && rows_of(a) <= most_made_once) return "too few query rows";
-    if (a.head_dim > most_expanded_head) return "heads are too wide";
+    if (full && a.in_blocks == 0 && rows_of(a) < least_expanded_rows) return "too few query rows";
     ExpandPlan own{};
+    own.multiprocessors = request.device.n_multiprocessors;
     PrefillArgs expanded = on_expanded_rows(a, {});
-    own.flash = plan_flash(longest_chunk, request.device, expanded) ? 1 : 0;
-    if (own.flash == 0 && full) return "full rows are not what the flash kernel takes";
     const int blocks = a.n_kv * ((rows_of(expanded) + flash_rows - 1) / flash_rows);
-    const int bytes = own.flash != 0 && blocks > request.device.n_multiprocessors ? long_bytes : most_bytes;
-    a.chunk = std::min(std::clamp(bytes / (2 * row_bytes(a)) / expand_slots * expand_slots, 1024, longest_chunk),
+    const bool many = blocks > request.device.n_multiprocessors;
+    const int longest = many ? longest_chunk : longest_of_few;
+    own.flash = plan_flash(longest, request.device, expanded) ? 1 : 0;
+    // halves of heads are no place for RoPE, and only the flash kernel takes such heads
+    const bool finishes = a.rebuild != 0 && (a.n_rot > 0 || a.k_bias != nullptr || a.k_norm != nullptr);
+    if (a.head_dim > most_expanded_head && (own.flash == 0 || finishes)) return "heads are too wide";
+    if (own.flash == 0 && full) return "full rows are not what the flash kernel takes";
+    const int bytes = own.flash != 0 && many ? long_bytes : most_bytes;
+    a.chunk = std::min(std::clamp(bytes / (2 * row_bytes(a)) / expand_slots * expand_slots, 1024, longest),
                        round_up(request.capacity + expand_tile * p.n_regions, expand_slots));
     a.tile = expand_tile;
     if (!full && side_has_units(p, &RegionView::k, a.k_blocks) && side_has_units(p, &RegionView::v, a.v_blocks)) {
-        own.by = by_units(request.device);
+        own.by = by_units(request, a, true);
     }
     const int pitch = pitch_of(2 * a.head_dim);
     if (own.flash == 0 &&
@@ -84,9 +98,10 @@ const char* take_keys(const Request& request, Plan& a) {
         if (a.v_group % n == 0) a.unit = n;
     }
     ExpandKeysPlan own{};
+    own.multiprocessors = request.device.n_multiprocessors;
     if (side_has_units(p, &RegionView::k, a.k_blocks)) {
         own.score_blocks = plan_scores(request.device, a);
-        own.by = own.score_blocks > 0 ? ExpandBy::scores : by_units(request.device);
+        own.by = own.score_blocks > 0 ? ExpandBy::scores : by_units(request, a, false);
     }
     const bool scores = own.by == ExpandBy::scores;
     own.mla.keys.as = scores ? MlaK::scores : MlaK::rows;
@@ -113,13 +128,6 @@ size_t keys_floats(const Plan& a) {
 // A long kernel: what the real one waits for is little of it.
 std::optional<Plan> no_warm_up(const Plan&) { return std::nullopt; }
 
-// Several chunks of the context: one of fewer slots a part.
-void shrink_rows(Plan& plan, int, int stages) {
-    auto own = plan.as<ExpandPlan>();
-    own.prefill.stages = std::min(stages, own.prefill.stages);
-    plan.keep(own);
-}
-
 }  // namespace
 
 namespace kernels {
@@ -129,8 +137,7 @@ extern const Kernel expand{.name = "expand",
                            .takes_blocks = true,
                            .finish = attend_expanded,
                            .sums_floats = rows_floats,
-                           .warm_up = no_warm_up,
-                           .shrink = shrink_rows};
+                           .warm_up = no_warm_up};
 extern const Kernel expand_keys{.name = "expand keys",
                                 .takes = take_keys,
                                 .launch = launch_expanded_keys,

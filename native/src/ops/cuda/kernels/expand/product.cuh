@@ -1,29 +1,26 @@
 // Products of latents with B: 128 slots x 128 dimensions of whole heads, 32 channels a step.
 #pragma once
 
-#include "ops/cuda/gpu/bulk_copy.cuh"
-#include "ops/cuda/gpu/warpgroup.cuh"
 #include "ops/cuda/kernels/expand/latents.cuh"
 #include "ops/cuda/kernels/mla/units.cuh"
 
 namespace lkv::cuda {
 
 // A thread's four pieces of a step's 32 channels of B: eight dimensions each, of channels x, x + 8, x + 16 and x + 24. Rows of a step lie in
-// the order of KeyReader's pairs, those of its first product before those of its second; BY_WARPS: whole, else as warpgroup_mma has them.
-template <bool BY_WARPS>
+// the order of KeyReader's pairs, those of its first product before those of its second.
 class FactorCopies {
 public:
-    __device__ FactorCopies(const ExpandSide& side, int head0, int head_dim) : rank_(side.rank) {
+    __device__ FactorCopies(const ExpandSide& side, int head0, int column0, int head_dim) : rank_(side.rank) {
         constexpr int pieces = expand_columns / 8;
         const int thread = static_cast<int>(threadIdx.x);
         const int column = thread % pieces * 8;
         const int head = small_quotient(column, head_dim);
         channel_ = thread / pieces;
         exists_ = head < side.heads;
-        from_ = side.factor + (static_cast<int64_t>(head0 + head) * side.rank + channel_) * head_dim + column -
-                head * head_dim;
+        from_ = side.factor + (static_cast<int64_t>(head0 + head) * side.rank + channel_) * head_dim + column0 +
+                column - head * head_dim;
         const int row = channel_ / 4 * 16 + channel_ % 2 * 8 + channel_ % 4 / 2;
-        to_ = BY_WARPS ? row * factor_pitch + column * 2 : column / 8 * column_pitch + row * 16;
+        to_ = row * factor_pitch + column * 2;
         step_ = 8 * head_dim;
     }
     // The next step's, into its stage.
@@ -31,7 +28,7 @@ public:
         if (!exists_) return;
 #pragma unroll
         for (int k = 0; k < 4; k++, channel_ += 8, from_ += step_) {
-            uint8_t* const at = stage + to_ + 2 * k * (BY_WARPS ? factor_pitch : 16);
+            uint8_t* const at = stage + to_ + 2 * k * factor_pitch;
             if (channel_ < rank_) {
                 copy_async<16>(at, from_);
             } else {
@@ -69,13 +66,6 @@ __device__ __forceinline__ void expand_step(float (&acc)[2][64], const LatentPai
     }
 }
 
-// Calls f(bits) as a constant, f16 included.
-template <class Use>
-__device__ __forceinline__ void with_unit(int kind, Use&& use) {
-    if (kind == kind_f16_wide) return use(std::integral_constant<int, 16>{});
-    with_bits(static_cast<uint8_t>(kind), use);
-}
-
 // One unit of the lane's four slots.
 template <int Bits>
 __device__ __forceinline__ void decode_unit(const KeyReader<Bits>& reader,
@@ -98,11 +88,10 @@ __device__ __forceinline__ void decode_unit(const KeyReader<Bits>& reader,
 }
 
 // B in turns of expand_stages steps, in shared memory.
-template <bool BY_WARPS>
 class FactorStages {
 public:
-    __device__ FactorStages(const ExpandSide& side, int head0, int head_dim, uint8_t* stages, int n_steps)
-        : copies_(side, head0, head_dim), stages_(stages), n_steps_(n_steps) {
+    __device__ FactorStages(const ExpandSide& side, int head0, int column0, int head_dim, uint8_t* stages, int n_steps)
+        : copies_(side, head0, column0, head_dim), stages_(stages), n_steps_(n_steps) {
         for (int step = 0; step < expand_stages - 1; step++) {
             if (step < n_steps) copies_.issue(at(step));
             copies_commit();
@@ -111,7 +100,6 @@ public:
     // Before a step's product: its B is there, the one three steps further on its way. By all threads
     __device__ const uint8_t* next(int step) {
         copies_wait(expand_stages - 2);
-        if constexpr (!BY_WARPS) before_async_access();
         __syncthreads();  // this step has come, the one before was read
         const int ahead = step + expand_stages - 1;
         if (ahead < n_steps_) copies_.issue(at(ahead));
@@ -123,7 +111,7 @@ public:
 private:
     __device__ uint8_t* at(int step) const { return stages_ + step % expand_stages * expand_depth * factor_pitch; }
 
-    FactorCopies<BY_WARPS> copies_;
+    FactorCopies copies_;
     uint8_t* stages_;
     int n_steps_;
 };
@@ -138,74 +126,8 @@ struct UnitRows {
     int n_units;
 };
 
-// Expands units by the four warps at once. Decoding one runs beside the products of the one before.
-__device__ __forceinline__ void expand_by_warpgroup(ExpandSums& acc, const UnitRows& of, FactorStages<false>& stages,
-                                                    int lane) {
-    uint32_t words[4][4];
-    uint32_t affine[4] = {};
-    int kind = kind_none;
-    const auto load = [&](int u) {
-        kind = kind_none;
-        if (u >= of.n_units) return;
-        const MlaUnit unit = of.units[u];
-        kind = unit.kind;
-        with_unit(kind, [&](auto bits) __attribute__((always_inline)) {
-            constexpr int Bits = decltype(bits)::value;
-            const KeyReader<Bits> reader(lane);
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                uint32_t loaded[KeyReader<Bits>::n_words];
-                reader.load(of.rows[i] + unit.codes, loaded);
-#pragma unroll
-                for (int k = 0; k < KeyReader<Bits>::n_words; k++) words[i][k] = loaded[k];
-                if constexpr (Bits < 16) affine[i] = UnitAffine<Bits>(unit).of(of.rows[i]);
-            }
-        });
-    };
-    // a: of unit u; before: of the one before it, which products still read
-    const auto step = [&](int u, LatentPair& a, LatentPair& before) __attribute__((always_inline)) {
-#pragma unroll
-        for (int i = 0; i < 16; i++) a[i / 8][i / 4 % 2][i % 4] = 0;
-        if (kind != kind_none) {
-            with_unit(kind, [&](auto bits) __attribute__((always_inline)) {
-                constexpr int Bits = decltype(bits)::value;
-                uint32_t loaded[4][KeyReader<Bits>::n_words];
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-#pragma unroll
-                    for (int k = 0; k < KeyReader<Bits>::n_words; k++) loaded[i][k] = words[i][k];
-                }
-                decode_unit<Bits>(KeyReader<Bits>(lane), loaded, affine, a);
-            });
-        }
-        load(u + 1);
-        warpgroup_wait_all(before);  // and B of the step before is replaced now
-        const Operand factor(static_cast<uint32_t>(__cvta_generic_to_shared(stages.next(u))), column_pitch);
-        warpgroup_begin();
-#pragma unroll
-        for (int k = 0; k < 2; k++) {
-#pragma unroll
-            for (int m = 0; m < 2; m++) warpgroup_mma(acc[m], a[k][m], factor.at(256 * k), true);
-        }
-        warpgroup_commit();
-    };
-    load(0);
-    LatentPair even = {};
-    LatentPair odd = {};
-#pragma unroll 1
-    for (int u = 0; u < stages.n_steps(); u += 2) {
-        step(u, even, odd);
-        if (u + 1 < stages.n_steps()) step(u + 1, odd, even);
-    }
-    warpgroup_wait_all(even);
-    warpgroup_wait_all(odd);
-    warpgroup_wait(acc[0]);
-    warpgroup_wait(acc[1]);
-}
-
 // Expands units by single warps.
-__device__ __forceinline__ void expand_by_units(ExpandSums& acc, const UnitRows& of, FactorStages<true>& stages,
-                                                int lane) {
+__device__ __forceinline__ void expand_by_units(ExpandSums& acc, const UnitRows& of, FactorStages& stages, int lane) {
     const auto run = [&](auto bits, int& u, int end) __attribute__((always_inline)) {
         constexpr int Bits = decltype(bits)::value;
         const KeyReader<Bits> reader(lane);
@@ -255,7 +177,7 @@ __device__ __forceinline__ void expand_by_units(ExpandSums& acc, const UnitRows&
 
 // Expands any rows. latents: f16 [2][128 slots][latent_pitch bytes]
 __device__ __forceinline__ void expand_by_chunks(ExpandSums& acc, const ExpandSlot& slot, uint8_t* latents,
-                                                 FactorStages<true>& stages, int lane) {
+                                                 FactorStages& stages, int lane) {
     const int thread = static_cast<int>(threadIdx.x);
     const int warp = thread / 32;
     const auto load_latents = [&](int step) {

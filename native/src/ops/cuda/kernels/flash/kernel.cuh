@@ -14,12 +14,13 @@
 
 namespace lkv::cuda {
 
-template <int D>
+template <int D, bool IN_TILES>
 __global__ void __launch_bounds__(n_threads, 1) flash_kernel(const __grid_constant__ FlashArgs p) {
-    using Block = FlashBlock<D>;
+    using Block = FlashBlock<D, IN_TILES>;
     extern __shared__ __align__(128) uint8_t shared[];
-    __shared__ FlashSight sight;
+    __shared__ Sight sight;
     __shared__ FlashRegion regions[max_regions];
+    __shared__ uint64_t arrivals[flash_stages];
     const WorkItem item(p, blockIdx.x);
     let_next_start();
     wait_for_previous();
@@ -28,9 +29,9 @@ __global__ void __launch_bounds__(n_threads, 1) flash_kernel(const __grid_consta
     if (split >= parts.count) return;
     // the last rows see most slots: they begin first
     const int first_row = static_cast<int>(gridDim.y - 1 - blockIdx.y) * flash_rows;
-    Block block{p, item, parts, shared, sight, regions, first_row, split};
+    Block block{p, item, parts, shared, sight, regions, arrivals, first_row, split};
     block.set_up();
-    FlashRows rows;
+    typename Block::Rows rows;
     typename Block::Queries q;
     typename Block::Sums acc = {};
     FlashState state;

@@ -1,8 +1,6 @@
 // The stages of the flash kernel. All is inlined; arrays lie in registers once loops are unrolled.
 #pragma once
 
-#include <climits>
-
 #include "ops/cuda/gpu/bulk_copy.cuh"
 #include "ops/cuda/gpu/warpgroup.cuh"
 #include "ops/cuda/kernels/flash/layout.h"
@@ -10,13 +8,6 @@
 #include "ops/cuda/softmax/parts.cuh"
 
 namespace lkv::cuda {
-
-// What the query rows of a thread block see between them.
-struct FlashSight {
-    int first_pos;
-    int last_pos;
-    unsigned long long seq;
-};
 
 // A region's slots in use, from the head's first byte.
 struct FlashRegion {
@@ -29,35 +20,31 @@ struct FlashRegion {
     int n_slots;
 };
 
-enum class FlashSeen : int { by_none, by_some, by_all };
-
-// A lane's query rows: g and g + 8 of its warp's 16.
-struct FlashRows {
-    int pos[2];
-    uint64_t seq[2];
-    float slope[2];
-};
 struct FlashState {
     float top[2] = {-INFINITY, -INFINITY};  // powers of two
     float sums[2] = {};                     // of this lane's weights
 };
 
-template <int D>
+template <int D, bool IN_TILES>
 struct FlashBlock {
-    static constexpr FlashStage stage{D};
+    static constexpr FlashStage stage{D, IN_TILES};
     static constexpr int n_pieces = D / 8;  // of 16 bytes
+    static constexpr int slots = flash_slots(D);
+    static constexpr uint64_t all_slots = ~uint64_t{0} >> (64 - slots);
     static constexpr int ahead = flash_stages - 2;
+    using Rows = QueryRow[2];  // g and g + 8 of its warp's 16
     using Queries = uint32_t[D / 16][4];
-    using Scores = float[flash_tile / 2];  // [slots / 8][4]
-    using Weights = uint32_t[flash_tile / 16][4];
+    using Scores = float[slots / 2];  // [slots / 8][4]
+    using Weights = uint32_t[slots / 16][4];
     using Sums = float[D / 2];  // [channels / 8][4]
 
     const FlashArgs& p;
     const WorkItem& item;
     const Parts& parts;
     uint8_t* const stages;
-    FlashSight& sight;
+    Sight& sight;
     FlashRegion* const regions;
+    uint64_t* const arrivals;  // of tiles
     const int first_row;
     const int split;
     const int tile_begin = parts.begin(split);
@@ -71,7 +58,7 @@ struct FlashBlock {
 
     __device__ uint8_t* tile_at(int t) const { return stages + t % flash_stages * stage.total; }
     __device__ static uint64_t* seq_of(uint8_t* tile) { return reinterpret_cast<uint64_t*>(tile + 2 * stage.side); }
-    __device__ static int32_t* pos_of(uint8_t* tile) { return reinterpret_cast<int32_t*>(seq_of(tile) + flash_tile); }
+    __device__ static int32_t* pos_of(uint8_t* tile) { return reinterpret_cast<int32_t*>(seq_of(tile) + slots); }
     // Where products read a tile's K or V. next_rows, next_channels: as Operand has them
     __device__ static Operand operand(const uint8_t* side, int next_rows, int next_channels) {
         return Operand(static_cast<uint32_t>(__cvta_generic_to_shared(side)), static_cast<uint32_t>(next_rows),
@@ -80,7 +67,10 @@ struct FlashBlock {
 
     // What the rows see, and where regions lie. By all threads.
     __device__ __forceinline__ void set_up() const {
-        if (thread == 0) sight = {INT_MAX, -1, 0};
+        if (thread == 0) sight = sees_nothing;
+        if constexpr (IN_TILES) {
+            if (thread < flash_stages) Arrivals(arrivals + thread).init();
+        }
         if (thread < p.n_regions) {
             const RegionArgs& region = p.regions[thread];
             regions[thread] = {region.k_rows + region.k_groups[item.k_group].first,
@@ -93,25 +83,19 @@ struct FlashBlock {
         }
         __syncthreads();
         if (thread < flash_rows && first_row + thread < item.n_rows) {
-            const int token = (first_row + thread) / item.unit_heads;
-            atomicMin(&sight.first_pos, p.q_pos[token]);
-            atomicMax(&sight.last_pos, p.q_pos[token]);
-            atomicOr(&sight.seq, 1ull << p.q_seq[token]);
+            add_token(sight, p, (first_row + thread) / item.unit_heads);
         }
         __syncthreads();
     }
 
-    __device__ __forceinline__ void read_rows(FlashRows& of, Queries& q) const {
+    __device__ __forceinline__ void read_rows(Rows& of, Queries& q) const {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int row = row0 + 8 * i;
             const bool exists = row < item.n_rows;
-            const int at = exists ? item.row_at(p, row) : 0;
-            const int token = at / p.n_head;
-            of.pos[i] = exists ? p.q_pos[token] : -1;
-            of.seq[i] = exists ? uint64_t{1} << p.q_seq[token] : 0;
-            of.slope[i] = exists && p.alibi_slopes != nullptr ? p.alibi_slopes[at - token * p.n_head] * log2_e : 0.0f;
-            const float* const from = p.q + static_cast<int64_t>(at) * p.q_width + 2 * c;
+            const int at = exists ? item.row_at(p, row) : -1;
+            of[i] = load_query_row(p, at);
+            const float* const from = p.q + static_cast<int64_t>(max(at, 0)) * p.q_width + 2 * c;
 #pragma unroll
             for (int k = 0; k < D / 16; k++) {
 #pragma unroll
@@ -126,13 +110,28 @@ struct FlashBlock {
 
     // Copies of a tile, a group of them for each thread; none behind the last tile.
     __device__ __forceinline__ void issue(int t) const {
+        if constexpr (IN_TILES) {
+            if (t >= n_tiles || thread != 0) return;
+            const FlashTiles from(p);
+            const RegionArgs& region = p.regions[0];
+            const int tile = tile_begin + t;
+            const int64_t at = tile * from.tile + item.head_kv * from.head;
+            uint8_t* const to = tile_at(t);
+            const Arrivals arrival(arrivals + t % flash_stages);
+            arrival.announce(static_cast<uint32_t>(stage.total));
+            arrival.copy(to, region.k_rows + at, stage.side);
+            arrival.copy(to + stage.side, region.v_rows + at, stage.side);
+            arrival.copy(seq_of(to), region.seq + tile * slots, slots * 8);
+            arrival.copy(pos_of(to), region.pos + tile * slots, slots * 4);
+            return;
+        }
         if (t < n_tiles) {
             const int r = parts.region_of(tile_begin + t);
             const FlashRegion& from = regions[r];
-            const int first = (tile_begin + t - parts.tiles_before(r)) * flash_tile;
-            const int n = min(flash_tile, from.n_slots - first);
+            const int first = (tile_begin + t - parts.tiles_before(r)) * slots;
+            const int n = min(slots, from.n_slots - first);
             uint8_t* const to = tile_at(t);
-            if (thread < flash_tile) {
+            if (thread < slots) {
                 copy_mark(seq_of(to), pos_of(to), from.seq + first, from.pos + first, thread, n);
             }
             constexpr int down = n_threads / n_pieces;
@@ -141,7 +140,7 @@ struct FlashBlock {
             const uint8_t* const v = from.v + 16 * piece;
             uint8_t* const column = to + piece * stage.piece;
 #pragma unroll
-            for (int i = 0; i < flash_tile / down; i++) {
+            for (int i = 0; i < slots / down; i++) {
                 const int slot = thread / n_pieces + down * i;
                 const int64_t at = first + min(slot, n - 1);
                 copy_async<16>(column + 16 * slot, k + at * from.k_step);
@@ -151,47 +150,38 @@ struct FlashBlock {
         copies_commit();
     }
 
-    // Which of the thread block's rows see a tile that has come, by every warp for itself; used: a bit a slot
-    __device__ __forceinline__ FlashSeen judge(uint8_t* tile, uint64_t& used) const {
-        used = 0;
-        bool any = false;
-        bool all = true;
-#pragma unroll
-        for (int s = 0; s < flash_tile; s += 32) {
-            const uint64_t seq = seq_of(tile)[lane + s];
-            const int pos = pos_of(tile)[lane + s];
-            used |= uint64_t{__ballot_sync(0xffffffffu, seq != 0)} << s;
-            any = any | (((seq & sight.seq) != 0) & (pos <= sight.last_pos) & (sight.first_pos - pos < window));
-            all = all & ((seq & sight.seq) == sight.seq) & (pos <= sight.first_pos) & (sight.last_pos - pos < window);
-        }
-        if (!__any_sync(0xffffffffu, any)) return FlashSeen::by_none;
-        return __all_sync(0xffffffffu, all) ? FlashSeen::by_all : FlashSeen::by_some;
-    }
-
     // Free slots hold anything, NaN too, and a weight of 0 would not hide that. By all threads.
     __device__ __forceinline__ void clear_free(uint8_t* tile, uint64_t used) const {
-        for (int i = thread; i < flash_tile * n_pieces; i += n_threads) {
-            const int slot = i % flash_tile;
+        for (int i = thread; i < slots * n_pieces; i += n_threads) {
+            const int slot = i % slots;
             if ((used >> slot & 1) != 0) continue;
-            *reinterpret_cast<uint4*>(tile + stage.side + i / flash_tile * stage.piece + 16 * slot) =
-                make_uint4(0, 0, 0, 0);
+            *reinterpret_cast<uint4*>(tile + stage.side + i / slots * stage.piece + 16 * slot) = make_uint4(0, 0, 0, 0);
         }
         before_async_access();
         __syncthreads();
     }
 
     // Waits for a tile. Of those two before it and earlier no products are under way. By all threads.
-    __device__ __forceinline__ void arrive() const {
-        copies_wait(ahead - 1);
-        before_async_access();
+    __device__ __forceinline__ void arrive(int t) const {
+        if constexpr (IN_TILES) {
+            Arrivals(arrivals + t % flash_stages).wait(t / flash_stages % 2);
+        } else {
+            copies_wait(ahead - 1);
+            before_async_access();
+        }
         __syncthreads();
     }
     // Behind that: copies of a later tile, and who sees this one, whose values then are all fit to be multiplied.
-    __device__ __forceinline__ FlashSeen look(int t) const {
+    __device__ __forceinline__ Seen look(int t) const {
         issue(t + ahead);
+        uint8_t* const tile = tile_at(t);
+        const auto mark = [&](int s, int& pos) {
+            pos = pos_of(tile)[s];
+            return seq_of(tile)[s];
+        };
         uint64_t used;
-        const FlashSeen seen = judge(tile_at(t), used);
-        if (seen != FlashSeen::by_none && ~used != 0) clear_free(tile_at(t), used);
+        const Seen seen = judge<slots>(sight, window, lane, mark, used);
+        if (seen != Seen::by_none && used != all_slots) clear_free(tile, used);
         return seen;
     }
 
@@ -209,25 +199,33 @@ struct FlashBlock {
         const Operand v = operand(tile_at(t) + stage.side, stage.piece, 128);
         warpgroup_begin();
 #pragma unroll
-        for (int i = 0; i < flash_tile / 16; i++) {
-            warpgroup_mma(acc, w[i], v.at(static_cast<uint32_t>(256 * i)), true);
+        for (int i = 0; i < slots / 16; i++) {
+            if constexpr (D <= 128) {
+                warpgroup_mma(acc, w[i], v.at(static_cast<uint32_t>(256 * i)), true);
+            } else {
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const auto at = static_cast<uint32_t>(256 * i + half * n_pieces / 2 * stage.piece);
+                    warpgroup_mma(*reinterpret_cast<float (*)[64]>(acc + 64 * half), w[i], v.at(at), true);
+                }
+            }
         }
         warpgroup_commit();
     }
 
     // -INFINITY where a row sees no slot, and slopes; what is left to multiply with is returned.
-    __device__ __forceinline__ float mask(FlashSeen seen, int t, const FlashRows& rows, Scores& s) const {
+    __device__ __forceinline__ float mask(Seen seen, int t, const Rows& rows, Scores& s) const {
         const float scale = p.scale * log2_e;
-        if (seen == FlashSeen::by_all && p.alibi_slopes == nullptr) return scale;
+        if (seen == Seen::by_all && p.alibi_slopes == nullptr) return scale;
         const uint64_t* const seq = seq_of(tile_at(t));
         const int32_t* const pos = pos_of(tile_at(t));
 #pragma unroll
-        for (int i = 0; i < flash_tile / 2; i++) {
+        for (int i = 0; i < slots / 2; i++) {
             const int slot = i / 4 * 8 + 2 * c + i % 2;
             const int row = i / 2 % 2;
-            const int distance = rows.pos[row] - pos[slot];
-            const bool visible = (seq[slot] & rows.seq[row]) != 0 && distance >= 0 && distance < window;
-            s[i] = visible ? s[i] * scale - rows.slope[row] * static_cast<float>(distance) : -INFINITY;
+            const int distance = rows[row].pos - pos[slot];
+            const bool visible = (seq[slot] & rows[row].seq) != 0 && distance >= 0 && distance < window;
+            s[i] = visible ? s[i] * scale - rows[row].slope * static_cast<float>(distance) : -INFINITY;
         }
         return 1.0f;
     }
@@ -238,7 +236,7 @@ struct FlashBlock {
         for (int r = 0; r < 2; r++) {
             float top = -INFINITY;
 #pragma unroll
-            for (int i = 0; i < flash_tile / 4; i++) top = fmaxf(top, s[i / 2 * 4 + 2 * r + i % 2]);
+            for (int i = 0; i < slots / 4; i++) top = fmaxf(top, s[i / 2 * 4 + 2 * r + i % 2]);
             top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
             top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2)) * scale;
             const float higher = top > state.top[r] + stale_max ? top : state.top[r];
@@ -247,7 +245,7 @@ struct FlashBlock {
             state.top[r] = higher;
             float sum = 0.0f;
 #pragma unroll
-            for (int i = 0; i < flash_tile / 4; i++) {
+            for (int i = 0; i < slots / 4; i++) {
                 float& x = s[i / 2 * 4 + 2 * r + i % 2];
                 x = power_of_two(fmaf(x, scale, -base));
                 sum += x;
@@ -258,12 +256,12 @@ struct FlashBlock {
     // Weights as products read them.
     __device__ __forceinline__ void pack(const Scores& s, Weights& w) const {
 #pragma unroll
-        for (int i = 0; i < flash_tile / 4; i++) w[i / 4][i % 4] = bits(__floats2half2_rn(s[2 * i], s[2 * i + 1]));
+        for (int i = 0; i < slots / 4; i++) w[i / 4][i % 4] = bits(__floats2half2_rn(s[2 * i], s[2 * i + 1]));
     }
 
     // The weights of the first tile of several that rows see.
-    __device__ __forceinline__ void begin(int t, FlashSeen seen, const FlashRows& rows, const Queries& q,
-                                          FlashState& state, Scores& s, Sums& acc, Weights& w) const {
+    __device__ __forceinline__ void begin(int t, Seen seen, const Rows& rows, const Queries& q, FlashState& state,
+                                          Scores& s, Sums& acc, Weights& w) const {
         begin_scores(t, q, s);
         warpgroup_wait_all();
         hold(s);
@@ -273,16 +271,16 @@ struct FlashBlock {
         pack(s, w);
     }
     // The values of a tile, and beside them the weights of the next one, if any row sees it.
-    __device__ __forceinline__ FlashSeen step(int t, const FlashRows& rows, const Queries& q, FlashState& state,
-                                              Scores& s, Sums& acc, Weights& w) const {
-        arrive();
+    __device__ __forceinline__ Seen step(int t, const Rows& rows, const Queries& q, FlashState& state, Scores& s,
+                                         Sums& acc, Weights& w) const {
+        arrive(t + 1);
         begin_scores(t + 1, q, s);
         begin_values(t, w, acc);
-        const FlashSeen next = look(t + 1);
+        const Seen next = look(t + 1);
         warpgroup_wait_but<1>();
         hold(s);
         float by[2] = {1.0f, 1.0f};
-        if (next != FlashSeen::by_none) weigh(mask(next, t + 1, rows, s), s, state, by);
+        if (next != Seen::by_none) weigh(mask(next, t + 1, rows, s), s, state, by);
         warpgroup_wait_all();
         hold(acc);
         hold(w);
@@ -297,19 +295,19 @@ struct FlashBlock {
         for (int i = 0; i < D / 2; i++) acc[i] *= by[i / 2 % 2];
     }
 
-    __device__ __forceinline__ void walk(const FlashRows& rows, const Queries& q, FlashState& state, Sums& acc) const {
+    __device__ __forceinline__ void walk(const Rows& rows, const Queries& q, FlashState& state, Sums& acc) const {
         for (int t = 0; t < ahead; t++) issue(t);
         Scores s = {};
         Weights w;
 #pragma unroll 1
         for (int t = 0; t < n_tiles; t++) {
-            arrive();
-            const FlashSeen seen = look(t);
-            if (seen == FlashSeen::by_none) continue;
+            arrive(t);
+            const Seen seen = look(t);
+            if (seen == Seen::by_none) continue;
             begin(t, seen, rows, q, state, s, acc, w);
             bool more = true;
 #pragma unroll 1
-            while (more && t + 1 < n_tiles) more = step(t++, rows, q, state, s, acc, w) != FlashSeen::by_none;
+            while (more && t + 1 < n_tiles) more = step(t++, rows, q, state, s, acc, w) != Seen::by_none;
             if (!more) continue;
             begin_values(t, w, acc);
             warpgroup_wait_all();

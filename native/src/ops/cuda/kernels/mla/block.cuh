@@ -4,22 +4,28 @@
 #include <cuda_fp16.h>
 
 #include "ops/cuda/gpu/mma.cuh"
+#include "ops/cuda/kernels/mla/codes.cuh"
 #include "ops/cuda/kernels/mla/tiles.cuh"
-#include "ops/cuda/kernels/mla/units.cuh"
 #include "ops/cuda/softmax/parts.cuh"
 
 namespace lkv::cuda {
+
+// Where the shares of K's units begin that warps side by side over the same slots take, and where the last one ends: of 2, 4 and 8 shares.
+constexpr int n_share_bounds = 3 + 5 + 9;
+__device__ inline int share_bounds(int shares_bits) { return (1 << shares_bits) + shares_bits - 3; }
 
 // One side of one region, in shared memory.
 struct MlaSide {
     const uint8_t* rows;  // slot 0, from the group's first byte
     uint32_t row_bytes;
-    uint32_t bytes;     // of the group
-    uint32_t lead;      // of the group's first byte behind a multiple of 16
-    int32_t pitch;      // of a staged tile; 0: rows are read where they lie
-    int32_t pieces;     // 16 bytes each, of a row wherever it starts
-    int32_t step_rows;  // rows of as many pieces as there are threads
+    uint32_t bytes;       // of the group
+    uint32_t lead;        // of the group's first byte behind a multiple of 16
+    int32_t pitch;        // of a staged tile; 0: rows are read where they lie
+    int32_t pieces;       // 16 bytes each, of a row wherever it starts
+    int32_t piece_times;  // 2^20 / pieces, rounded up: what a thread's number is multiplied by for its row
     int32_t n_units;
+    int32_t scales;  // byte of a row's group, from `rows`, where its four scales lie; -1: segments have their own
+    uint8_t bounds[n_share_bounds];
 };
 
 struct MlaRegion {
@@ -51,9 +57,9 @@ struct MlaShared {
     MlaRegion regions[max_regions];
     MlaRow rows[32];
     MlaMarks marks[2];
-    float scales[32];                 // of sums before this tile
-    float before[32];                 // what a row's mean counts for that the chunks before left
-    uint32_t tokens[most_tile / 32];  // bit s of a word: a slot that holds a token
+    float scales[2][32];                 // of sums before a tile
+    float before[32];                    // what a row's mean counts for that the chunks before left
+    uint32_t tokens[2][most_tile / 32];  // bit s of a word: a slot that holds a token
 };
 
 // A tile of one region: 32, 64 or 128 slots, of which the last may be none of this part.
@@ -100,6 +106,48 @@ __device__ inline MlaTile tile_of(const MlaShared& own, const MlaSteps& all, con
     return MlaTile(own, all, i, share.end);
 }
 
+// About as many instructions as a unit of K takes, and a run of units that have one scale.
+__device__ inline int cost_of(const MlaUnit& unit, bool begins) {
+    const int run = begins ? 60 : 0;
+    switch (static_cast<Format>(unit.kind)) {
+        case Format::n8:
+            return 54 + run;
+        case Format::n6:
+        case Format::n4:
+            return 46 + run;
+        case Format::n3:
+            return 60 + run;
+        case Format::n2:
+        case Format::n1:
+            return 38 + run;
+        default:
+            return 80;
+    }
+}
+
+// Shares that take about as long. By one warp.
+__device__ inline void share_out(const MlaUnit* units, int n_units, uint8_t (&bounds)[n_share_bounds]) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const MlaUnit unit = units[lane];
+    const int cost = lane < n_units ? cost_of(unit, lane == 0 || units[lane - 1].kind != unit.kind) : 0;
+    int until = cost;
+#pragma unroll
+    for (int o = 1; o < 32; o *= 2) {
+        const int before = __shfl_sync(0xffffffffu, until, max(lane - o, 0));
+        if (lane >= o) until += before;
+    }
+    const int all = __shfl_sync(0xffffffffu, until, 31);
+    const int middle = lane < n_units ? 2 * until - cost : 4 * all;  // doubled
+#pragma unroll
+    for (int shares_bits = 1; shares_bits <= 3; shares_bits++) {
+#pragma unroll
+        for (int s = 0; s <= 1 << shares_bits; s++) {
+            const uint32_t before = __ballot_sync(0xffffffffu, middle << shares_bits < 2 * all * s);
+            if (lane == 0) bounds[share_bounds(shares_bits) + s] = static_cast<uint8_t>(__popc(before));
+        }
+    }
+}
+
 // What a thread block knows before an earlier kernel of the step has ended. token: whose rows it has, -1: all tokens'
 __device__ inline void set_up(const MlaArgs& p, const MlaSteps& steps, const MlaSlots& n_slots, int token,
                               MlaShared& own, MlaUnit* units) {
@@ -127,8 +175,12 @@ __device__ inline void set_up(const MlaArgs& p, const MlaSteps& steps, const Mla
     const GroupTable staged = values ? region.k_groups[item.k_group] : group;
     const int n = note_units(region.chunks + group.chunks, 4 * (is_k ? p.k_blocks : p.v_blocks),
                              group.first - staged.first, units + warp * most_units);
-    if (thread % 32 != 0) return;
     MlaRegion& to = own.regions[r];
+    if (is_k) {
+        __syncwarp();
+        share_out(units + warp * most_units, n, to.k.bounds);
+    }
+    if (thread % 32 != 0) return;
     MlaSide& side = is_k ? to.k : to.v;
     side.rows = (is_k ? region.k_rows : region.v_rows) + staged.first;
     side.row_bytes = is_k ? region.k_row_bytes : region.v_row_bytes;
@@ -138,8 +190,10 @@ __device__ inline void set_up(const MlaArgs& p, const MlaSteps& steps, const Mla
     side.pitch = !values && n > 0 && units[warp * most_units].kind == kind_f16_wide
                      ? 0
                      : mla_pitch(staged.bytes, staged.first, side.row_bytes);
+    const MlaUnit unit = units[warp * most_units];
+    side.scales = format_scaled_by_group(static_cast<Format>(unit.kind)) ? unit.affine & ~3 : -1;
     side.pieces = static_cast<int>(side.bytes + 30) / 16;
-    side.step_rows = small_quotient(mla_threads, side.pieces);
+    side.piece_times = ((1 << 20) - 1) / side.pieces + 1;
     const auto of_region = [&](const int32_t (&x)[max_regions]) { return r == 0 ? x[0] : (r == 1 ? x[1] : x[2]); };
     const int first = of_region(n_slots.first);
     if (is_k && p.mla.keys.as == MlaK::scores) {
@@ -185,28 +239,83 @@ __device__ inline void copy_rows(uint8_t* stage, const MlaSide& side, const MlaT
     // rows are as far from a multiple of 16 in the tile as in memory
     const int bytes = static_cast<int>(side.bytes);
     const int pieces = side.pieces;
-    const int step_rows = side.step_rows;
+    const auto row_of = [&](int piece) { return piece * side.piece_times >> 20; };  // exact: fewer than 2048 pieces
+    const int step_rows = row_of(mla_threads);
     const int step_pieces = mla_threads - step_rows * pieces;
-    int row = small_quotient(static_cast<int>(threadIdx.x), pieces);
+    int row = row_of(static_cast<int>(threadIdx.x));
     int piece = static_cast<int>(threadIdx.x) - row * pieces;
+    int begin = lead + row * row_bytes;
+    const int step_bytes = step_rows * row_bytes;
     while (row < tile.valid) {
-        const int begin = lead + row * row_bytes;
         const int at = (begin & ~15) + 16 * piece;
         if (at < begin + bytes) copy_async<16>(stage + at + row * (pitch - row_bytes), from + at);
         row += step_rows;
+        begin += step_bytes;
         piece += step_pieces;
         if (piece >= pieces) {
             piece -= pieces;
             row++;
+            begin += row_bytes;
         }
     }
 }
 
-__device__ inline void copy_marks(MlaMarks& marks, const MlaTile& tile) {
+// The scales of V's slots, of two tiles by turns.
+struct MlaScales {
+    uint32_t* stored;  // [tile]
+    __half* of;        // [n_scaled_formats][tile] times code_unit; 0 of slots without a token
+    int tile;
+
+    // first: where MlaLayout has them
+    __device__ MlaScales(uint8_t* first, int slots, int parity)
+        : stored(reinterpret_cast<uint32_t*>(first) + parity * slots),
+          of(reinterpret_cast<__half*>(first + 8 * slots) + parity * n_scaled_formats * slots),
+          tile(slots) {}
+    template <int Bits>
+    __device__ __half* of_format() const {
+        return of + scaled_format<Bits> * tile;
+    }
+};
+
+__device__ inline void copy_marks(MlaMarks& marks, const MlaScales& scales, const MlaTile& tile) {
     const int s = static_cast<int>(threadIdx.x);
     if (s >= tile.valid) return;
     copy_async<4>(&marks.pos[s], tile.region->pos + tile.first + s);
     copy_async<8>(&marks.seq[s], tile.region->seq + tile.first + s);
+    const MlaSide& v = tile.region->v;
+    if (v.scales < 0) return;
+    copy_async<4>(&scales.stored[s], v.rows + static_cast<int64_t>(tile.first + s) * v.row_bytes + v.scales);
+}
+
+// Scales of V's slots as weights are multiplied with them: one format, or two, by every thread.
+template <int Bits>
+__device__ inline void keep_scale(const MlaScales& to, int slot, uint32_t scales) {
+    constexpr int at = NormalFormat<Bits>::scale_at;
+    const float scale = scale_from_byte(static_cast<uint8_t>(scales >> (8 * at)));
+    to.of_format<Bits>()[slot] = __float2half_rn(fminf(scale * code_unit<Bits>, most_scale));
+}
+__device__ inline void keep_scales(const MlaScales& scales, const MlaMarks& marks, const MlaTile& tile) {
+    if (tile.region->v.scales < 0) return;
+    const int slot = static_cast<int>(threadIdx.x) % most_tile;
+    if (slot >= tile.slots) return;
+    const bool holds = slot < tile.valid && marks.seq[slot] != 0;
+    const uint32_t stored = holds ? scales.stored[slot] : 0;
+    static_assert(mla_threads == 4 * most_tile);
+    switch (static_cast<int>(threadIdx.x) / most_tile) {
+        case 0:
+            keep_scale<1>(scales, slot, stored);
+            break;
+        case 1:
+            keep_scale<2>(scales, slot, stored);
+            break;
+        case 2:
+            keep_scale<3>(scales, slot, stored);
+            keep_scale<4>(scales, slot, stored);
+            break;
+        default:
+            keep_scale<6>(scales, slot, stored);
+            keep_scale<8>(scales, slot, stored);
+    }
 }
 
 }  // namespace lkv::cuda

@@ -4,8 +4,9 @@
 //   softmax    a warp takes rows of the tile's scores, adds up the shares, makes weights
 //   sums       a warp takes a share of V's channels and all of the tile's slots: latents are operand a, weights are operand b
 //
-// with a barrier behind each. K of the next tile is copied during softmax and sums, V of the next one during scores. Where scores are
-// there, V of the next tile is copied beside this one's, and where K and V are one row, all of it.
+// with a barrier behind the scores, and one behind softmax of this tile and sums of the one before. K of the next tile is copied meanwhile,
+// V of this one during the next scores. Where scores are there, V of the next tile is copied beside this one's, and where K and V are one
+// row, all of it; then sums are of the same tile, and a barrier is before them.
 // A latent is decoded once a thread block and goes from the registers into the product.
 #pragma once
 
@@ -29,11 +30,14 @@ __global__ void __launch_bounds__(mla_threads, 1)
     auto* const queries = reinterpret_cast<uint4*>(shared);
     auto* const scores = reinterpret_cast<float*>(shared + layout.queries);
     auto* const weights = reinterpret_cast<__half*>(shared + layout.queries + layout.scores);
-    auto* const units = reinterpret_cast<MlaUnit*>(shared + layout.queries + layout.scores + layout.weights);
-    uint8_t* const k_stage = shared + layout.queries + layout.scores + layout.weights + layout.units;
+    uint8_t* const all_scales = shared + layout.queries + layout.scores + layout.weights;
+    auto* const units = reinterpret_cast<MlaUnit*>(all_scales + layout.scales);
+    uint8_t* const k_stage = all_scales + layout.scales + layout.units;
     uint8_t* const v_stage = k_stage + layout.k_stage;
     constexpr bool scored = K == MlaK::scores;
     constexpr bool alternates = stages_alternate(K);
+    // V is multiplied beside the next tile's softmax, whose chains it fills, where it has a stage of its own and registers suffice
+    constexpr bool behind = !alternates && NT < 4;
     constexpr bool of_chunks = K == MlaK::rows || K == MlaK::scores;
     const auto stage_of = [&](int parity) { return alternates && parity != 0 ? k_stage : v_stage; };  // of V
     const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -46,6 +50,7 @@ __global__ void __launch_bounds__(mla_threads, 1)
     if (part < 0) return;
     const int begin = share.begin;
     const int end = share.end;
+    const auto scales_of = [&](int parity) { return MlaScales(all_scales, p.mla.tile, parity); };
     const auto tile_at = [&](int i) { return tile_of<Apart>(own, steps, share, i); };
     set_up(p, steps, n_slots, share.token, own, units);
     __syncthreads();
@@ -53,7 +58,7 @@ __global__ void __launch_bounds__(mla_threads, 1)
     RowScores<NT> x = {};
     if (begin < end) {
         const MlaTile tile = tile_at(begin);
-        copy_marks(own.marks[0], tile);
+        copy_marks(own.marks[0], scales_of(0), tile);
         if constexpr (scored) fetch_scores<NT>(x, p, own, tile, warp, lane);
         if constexpr (!alternates) copy_rows(k_stage, tile.region->k, tile);
         copies_commit();
@@ -66,15 +71,35 @@ __global__ void __launch_bounds__(mla_threads, 1)
 
     UnitSums<NT> sums[U] = {};
     MlaState state[warp_rows<NT>];
+    const auto weights_of = [&](int parity) { return weights + (behind ? parity * 8 * NT * p.mla.tile : 0); };
+    // weights · V of a tile. made: what make_weights found, of all warps
+    const auto add_values = [&](const MlaTile& tile, int parity, int made) __attribute__((always_inline)) {
+        const uint32_t* const tokens = own.tokens[parity];
+        if ((made & 2) != 0) {
+            clear_holes(stage_of(parity), tile, tokens, warp, lane);
+            __syncthreads();
+        }
+        if ((made & 1) != 0) rescale_sums<NT, U>(sums, own.scales[parity], lane);
+        sum_tile<NT, U, K>(sums, tile, stage_of(parity), units + (tile.r * 2 + 1) * most_units, weights_of(parity),
+                           tokens, scales_of(parity), warp, lane);
+    };
+    MlaTile tile = tile_at(begin);
+    int made = 0;
+    // Where sums are of the tile before, there is one step more.
 #pragma unroll 1
-    for (int i = begin, parity = 0; i < end; parity ^= 1) {
-        const MlaTile tile = tile_at(i);
-        i = tile.next;
-        const MlaUnit* const of_region = units + tile.r * 2 * most_units;
+    for (int i = begin, parity = 0; begin < end && (behind || i < end); parity ^= 1) {
+        const MlaTile before = tile;
+        const int made_before = made;
+        const bool is_first = i == begin;
+        const bool is_last = i == end;
+        if (!is_last) {
+            tile = tile_at(i);
+            i = tile.next;
+        }
         const auto copy_next = [&] {
             if (i < end) {
                 const MlaTile next = tile_at(i);
-                copy_marks(own.marks[parity ^ 1], next);
+                copy_marks(own.marks[parity ^ 1], scales_of(parity ^ 1), next);
                 if constexpr (alternates) {
                     copy_rows(stage_of(parity ^ 1), next.region->v, next);
                 } else {
@@ -86,46 +111,45 @@ __global__ void __launch_bounds__(mla_threads, 1)
         if constexpr (alternates) copy_next();
         if constexpr (!scored) {
             const uint8_t* const stage = alternates ? stage_of(parity) : k_stage;
-            score_tile<NT, K>(p, own, tile, stage, of_region, queries, scores, warp, lane);
-            __syncthreads();  // scores are there, K has been read
+            const MlaUnit* const k_units = units + tile.r * 2 * most_units;
+            if (!is_last) score_tile<NT, K>(p, own, tile, stage, k_units, queries, scores, warp, lane);
+            if constexpr (behind) copies_wait(0);  // V of the tile before
+            __syncthreads();                       // scores are there, K has been read
         }
-        if constexpr (!alternates) copy_next();
-        const auto make = [&](auto steps) __attribute__((always_inline)) {
-            constexpr int Steps = decltype(steps)::value;
-            if constexpr (!scored) load_scores<NT, Steps>(x, scores, warp, lane);
-            return make_weights<NT, Steps>(p, own, own.marks[parity], tile, x, weights, state, warp, lane);
-        };
-        const int made = tile.slots == 128  ? make(std::integral_constant<int, 4>{})
-                         : tile.slots == 64 ? make(std::integral_constant<int, 2>{})
-                                            : make(std::integral_constant<int, 1>{});
-        const bool holes = (made & 2) != 0;
-        if (scored && i < end) fetch_scores<NT>(x, p, own, tile_at(i), warp, lane);
-        copies_wait(1);                                        // V of this tile
-        const bool rescale = __syncthreads_or(made & 1) != 0;  // weights are there
-        if (holes) {
-            clear_holes(stage_of(parity), tile, own.tokens, warp, lane);
-            __syncthreads();
+        if (!is_last) {
+            if constexpr (!alternates) copy_next();
+            const auto make = [&](auto steps) __attribute__((always_inline)) {
+                constexpr int Steps = decltype(steps)::value;
+                if constexpr (!scored) load_scores<NT, Steps>(x, scores, warp, lane);
+                return make_weights<NT, Steps>(p, own, parity, tile, x, weights_of(parity), state, warp, lane);
+            };
+            keep_scales(scales_of(parity), own.marks[parity], tile);
+            made = tile.slots == 128  ? make(std::integral_constant<int, 4>{})
+                   : tile.slots == 64 ? make(std::integral_constant<int, 2>{})
+                                      : make(std::integral_constant<int, 1>{});
+            if (scored && i < end) fetch_scores<NT>(x, p, own, tile_at(i), warp, lane);
         }
-        if (rescale) {
-#pragma unroll
-            for (int n = 0; n < NT; n++) {
-                const float2 by = *reinterpret_cast<const float2*>(own.scales + 8 * n + 2 * (lane % 4));
-#pragma unroll
-                for (int u = 0; u < U; u++) {
-#pragma unroll
-                    for (int e = 0; e < 8; e++) sums[u][e / 4][n][e % 4] *= e % 2 == 0 ? by.x : by.y;
-                }
+        const auto meet = [&] { made = (made & 2) | (__syncthreads_or(made & 1) != 0 ? 1 : 0); };
+        if constexpr (behind) {
+            if (!is_first) add_values(before, parity ^ 1, made_before);
+            if (is_last) break;
+            copies_wait(0);  // K of the next tile
+            meet();          // weights are there, V has been read
+            if (!is_first) copy_rows(v_stage, tile.region->v, tile);
+        } else {
+            copies_wait(1);  // V of this tile
+            meet();          // weights are there
+            add_values(tile, parity, made);
+            copies_wait(0);   // the next tile, or its K
+            __syncthreads();  // V has been read
+            if (!alternates && i < end) {
+                const MlaTile next = tile_at(i);
+                copy_rows(v_stage, next.region->v, next);
             }
-        }
-        sum_tile<NT, U, K>(sums, tile, stage_of(parity), of_region + most_units, weights, own.tokens, warp, lane);
-        copies_wait(0);   // K of the next tile, or V
-        __syncthreads();  // V has been read
-        if (!alternates && i < end) {
-            const MlaTile next = tile_at(i);
-            copy_rows(v_stage, next.region->v, next);
         }
         copies_commit();
     }
+    if constexpr (behind) __syncthreads();
 
     // A part's mean of V in f16, a row's maximum and sum of weights: what the parts are merged from.
     const int64_t first_row = static_cast<int64_t>(part) * p.n_tokens * p.n_head;
@@ -149,7 +173,7 @@ __global__ void __launch_bounds__(mla_threads, 1)
         }
         sum = sum > 0.0f ? sum * by : 0.0f;
         const float inverse = sum + before > 0.0f ? 1.0f / (sum + before) : 0.0f;
-        own.scales[row] = sum > 0.0f ? by * inverse : 0.0f;
+        own.scales[0][row] = sum > 0.0f ? by * inverse : 0.0f;
         if constexpr (of_chunks) own.before[row] = before * inverse;
         if (at >= 0) *ml = make_float2(top, sum + before);
     }
@@ -162,7 +186,7 @@ __global__ void __launch_bounds__(mla_threads, 1)
             const int row = 8 * n + 2 * (lane % 4) + e;
             const int at = own.rows[row].at;
             if (at < 0) continue;
-            const float by = own.scales[row];
+            const float by = own.scales[0][row];
             __half* const to = reinterpret_cast<__half*>(p.partial) + (first_row + at) * width + 4 * (lane / 4);
 #pragma unroll
             for (int u = 0; u < U; u++) {

@@ -1,8 +1,8 @@
 // The MLA kernel's plan: all query heads of a group against latents that they share, K direct and V latent, few query rows. Or both are one
 // row, of which V is what lies behind K's turned channels, and the model has V's factor (DeepSeek's MLA).
 //
-// Channels come in units of 32 within one segment, so that a row is read by four kinds of code and no table of chunks: f16 (exact
-// windows), and codes of 8, 4, 2 and 1 bits with a scale and a minimum.
+// Channels come in units of 32 within one segment, so that a row is read without a table of chunks: f16 (exact windows), codes of 8, 4, 2
+// and 1 bits with a scale and a minimum (units.cuh), and codes of 8, 6, 4, 3, 2 and 1 bits of groups with scales (codes.cuh).
 #pragma once
 
 #include "ops/cuda/kernel.h"
@@ -21,6 +21,8 @@ constexpr int most_mla_tokens = most_counted_tokens;    // more: least_expanded_
 constexpr int mla_fixed = 5120;                         // bytes of the kernel's own variables, at most
 constexpr int least_tile = 32;                          // and of a tile of f16 rows, which are read where they lie
 constexpr int most_decoded_head = 256;                  // head_dim, where V's latent is multiplied with a factor
+
+constexpr int n_scaled_formats = 6;  // that the kernel reads, of rows whose groups have scales
 
 // Where K of the MLA kernel is: latents like V, or made from them of a chunk of the slots: full rows (expand/), or the queries' scores
 // (expand/score.cuh). Or in the same rows as V, which are staged once, f16 too.
@@ -51,6 +53,7 @@ struct MlaPlan {
     int32_t small_pitch;  // of tiles of least_tile slots that are staged
     int32_t small_tiles;  // bit r: tiles of region r have least_tile slots
     int32_t late_parts;   // of n_split, the last ones: where another kernel runs first, see MlaSteps
+    int32_t scaled;       // 1: V of a region is in rows whose groups have scales
     int32_t apart;        // 1: a thread block has one token's rows, and reads that token's OwnSteps
     MlaKeys keys;
 };
@@ -73,7 +76,8 @@ struct MlaArgs : CutProblem {
 struct MlaLayout {
     int queries;  // [k_units][rows / 8][32 lanes] four f16 pairs
     int scores;   // f32 [rows][score_pitch]: of each warp key_slots, those of all shares of K's channels side by side
-    int weights;  // f16, see weight_at
+    int weights;  // f16, see weight_at; of two tiles unless stages alternate
+    int scales;  // of V's rows, of two tiles by turns: [tile] as stored, then [n_scaled_formats][tile] in f16, see keep_scales
     int units;    // MlaUnit [regions][K, V][most_units]
     int k_stage;  // a tile as stored, and up to 15 bytes before its first row; see stages_alternate
     int v_stage;
@@ -81,11 +85,12 @@ struct MlaLayout {
     LKV_HD MlaLayout(const MlaPlan& p, int n_regions)
         : queries(p.k_units * p.rows * 64),
           scores(p.k_units > 0 ? p.rows * score_pitch * 4 : 0),
-          weights(p.rows * p.tile * 2),
+          weights(p.rows * p.tile * (stages_alternate(p.keys.as) ? 2 : 4)),
+          scales(p.scaled * p.tile * (2 * 4 + 2 * n_scaled_formats * 2)),
           units(n_regions * 2 * most_units * 8),
           k_stage(stage(p, p.k_pitch)),
           v_stage(stage(p, p.v_pitch)) {}
-    LKV_HD int total() const { return queries + scores + weights + units + k_stage + v_stage; }
+    LKV_HD int total() const { return queries + scores + weights + scales + units + k_stage + v_stage; }
 
 private:
     LKV_HD static int stage(const MlaPlan& p, int pitch) {

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <tuple>
 
 #include "cache/formats.h"
 #include "ops/cuda/kernels/mla/layout.h"
@@ -11,15 +10,15 @@ namespace {
 
 // Whether all of a group's rows are what the MLA kernel reads: units of 32 channels within a segment, all of f16 rows or none. blocks: ggml's
 // too
-bool has_units(ChunkIterator begin, ChunkIterator end, bool& f16, bool blocks = false) {
+bool has_units(const std::vector<Chunk>& chunks, bool& f16, bool blocks = false) {
     const auto taken = [blocks](uint8_t kind) {
         using enum Format;
         constexpr Format formats[] = {q8, q4, q2, q1, n8, n6, n4, n3, n2, n1};
         const bool stock = blocks && (kind == static_cast<uint8_t>(q8_0) || kind == static_cast<uint8_t>(q4_0));
         return stock || kind == kind_f16_wide || std::ranges::count(formats, static_cast<Format>(kind)) > 0;
     };
-    f16 = begin != end && begin->kind == kind_f16_wide;
-    for (ChunkIterator chunk = begin; chunk != end; chunk += 2) {
+    f16 = !chunks.empty() && chunks[0].kind == kind_f16_wide;
+    for (auto chunk = chunks.begin(); chunk != chunks.end(); chunk += 2) {
         if (chunk->kind == kind_none) continue;
         const ChunkIterator other = chunk + 1;
         if (!taken(chunk->kind) || (chunk->kind == kind_f16_wide) != f16 || other->kind != chunk->kind ||
@@ -50,16 +49,12 @@ void stage_all(const LatentAttnParams& p, int blocks, MlaPlan& plan) {
 
 bool side_has_units(const LatentAttnParams& p, RowLayout RegionView::* side, int blocks) {
     if (blocks > most_units / 2) return false;
-    for (int r = 0; r < p.n_regions; r++) {
-        const RowLayout& row = p.regions[r].*side;
-        for (int g = 0; g < row.n_groups; g++) {
-            std::vector<Chunk> chunks;
-            group_table(row, row.groups[g], blocks, chunks);
-            bool f16 = false;
-            if (!has_units(chunks.begin(), chunks.end(), f16)) return false;
-        }
-    }
-    return true;
+    bool all = true;
+    for_groups(p, side, blocks, [&](int, const RowLayout&, const GroupTable&, const std::vector<Chunk>& chunks) {
+        bool f16 = false;
+        all = all && has_units(chunks, f16);
+    });
+    return all;
 }
 
 const char* plan_mla_rows(const Request& request, Plan& a, MlaPlan& plan) {
@@ -74,33 +69,32 @@ const char* plan_mla_rows(const Request& request, Plan& a, MlaPlan& plan) {
     plan.rows = rows <= 8 ? 8 : (rows <= 16 ? 16 : 32);
     const bool scores = plan.keys.as == MlaK::scores;
     plan.k_units = scores ? 0 : (a.rebuild != 0 ? a.unit * a.head_dim / unit_channels : 2 * a.k_blocks);
-    for (int r = 0; r < p.n_regions; r++) {
-        for (const auto& [side, blocks, pitch] : {std::tuple{&RegionView::k, a.k_blocks, &MlaPlan::k_pitch},
-                                                  std::tuple{&RegionView::v, a.v_blocks, &MlaPlan::v_pitch}}) {
-            if (a.rebuild != 0 && pitch == &MlaPlan::k_pitch) continue;  // full rows are read where they lie
-            const RowLayout& row = p.regions[r].*side;
-            for (int g = 0; g < row.n_groups; g++) {
-                std::vector<Chunk> chunks;
-                const GroupTable table = group_table(row, row.groups[g], blocks, chunks);
-                bool f16 = false;
-                if (!has_units(chunks.begin(), chunks.end(), f16, values))
-                    return "rows are not in units of 32 channels";
-                if (f16) {
-                    plan.small_tiles |= 1 << r;
-                } else {
-                    plan.*pitch = std::max(plan.*pitch,
-                                           mla_pitch(table.bytes, table.first, static_cast<uint32_t>(row.row_bytes)));
-                }
+    bool all = true;
+    const auto add_side = [&](RowLayout RegionView::* side, int blocks, int32_t& pitch) {
+        for_groups(p, side, blocks, [&](int r, const RowLayout& row, const GroupTable& table, const auto& chunks) {
+            bool f16 = false;
+            all = all && has_units(chunks, f16, values);
+            if (f16) {
+                plan.small_tiles |= 1 << r;
+            } else {
+                const auto row_bytes = static_cast<uint32_t>(row.row_bytes);
+                pitch = std::max(pitch, mla_pitch(table.bytes, table.first, row_bytes));
             }
-        }
-    }
+        });
+    };
+    if (a.rebuild == 0) add_side(&RegionView::k, a.k_blocks, plan.k_pitch);  // else full rows are read where they lie
+    add_side(&RegionView::v, a.v_blocks, plan.v_pitch);
+    if (!all) return "rows are not in units of 32 channels";
+    for (int r = 0; r < p.n_regions; r++)
+        plan.scaled |= has_group_scales(values ? p.regions[r].k : p.regions[r].v) ? 1 : 0;
     if (scores) plan.k_pitch = plan.v_pitch;
     if (values) stage_all(p, a.k_blocks, plan);
     const Device& device = request.device;
     const auto fits = [&] { return MlaLayout(plan, p.n_regions).total() <= device.shared_bytes - mla_fixed; };
-    for (plan.tile = most_tile; plan.tile >= least_tile; plan.tile /= 2) {
-        // rows of f16 that are staged leave less for queries
-        while (values && plan.tile == least_tile && !fits() && plan.rows > 8) plan.rows /= 2;
+    // where little shared memory is left for tiles, thread blocks share the query rows
+    for (; plan.rows >= 8; plan.rows /= 2) {
+        plan.tile = most_tile;
+        while (plan.tile > least_tile && !fits()) plan.tile /= 2;
         if (!fits()) continue;
         // A thread block takes a whole multiprocessor; those that the warm-up holds are left to it: 8B at 14 %, 299, 269, 243 tokens/s at
         // depth 0, 4096, 16384 with a part for every multiprocessor and merging behind the warm-up, 305, 273, 244 without merging,

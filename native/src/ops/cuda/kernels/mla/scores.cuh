@@ -71,6 +71,60 @@ __device__ __forceinline__ void score_units(float (&scores)[NT][4], const uint8_
     }
 }
 
+// The same of rows whose group has scales. Of 32 query rows every code is multiplied with its scale: sums of a run are too many registers.
+template <int NT, int Bits>
+__device__ __forceinline__ void score_codes(float (&scores)[NT][4], const uint8_t* const (&rows)[2], MlaUnit unit,
+                                            int n_units, const uint4* query, int lane) {
+    constexpr bool of_run = NT < 4;
+    const KeyCodes<Bits> reader(lane);
+    const uint8_t* at[2] = {rows[0] + unit.codes, rows[1] + unit.codes};
+    float scale[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) scale[i] = scale_from_byte(rows[i][unit.affine]) * code_unit<Bits>;
+    float of[of_run ? NT : 1][4] = {};
+    auto& sums = [&]() -> auto& {
+        if constexpr (of_run) {
+            return of;
+        } else {
+            return scores;
+        }
+    }();
+#pragma unroll 1
+    for (int u = 0; u < n_units; u++) {
+        uint32_t words[2][KeyCodes<Bits>::n_words];
+#pragma unroll
+        for (int i = 0; i < 2; i++) reader.load(at[i], words[i]);
+        uint4 q[NT];
+#pragma unroll
+        for (int n = 0; n < NT; n++) q[n] = query[n * 32];
+        uint32_t x[2][4];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            reader.decode(words[i], x[i]);
+            if constexpr (!of_run) {
+#pragma unroll
+                for (uint32_t& pair : x[i]) pair = bits(__hmul2(half2_of(pair), __float2half2_rn(scale[i])));
+            }
+        }
+        const uint32_t first[4] = {x[0][0], x[1][0], x[0][1], x[1][1]};
+        const uint32_t second[4] = {x[0][2], x[1][2], x[0][3], x[1][3]};
+#pragma unroll
+        for (int n = 0; n < NT; n++) mma(sums[n], first, q[n].x, q[n].y);
+#pragma unroll
+        for (int n = 0; n < NT; n++) mma(sums[n], second, q[n].z, q[n].w);
+        at[0] += unit_bytes<Bits>;
+        at[1] += unit_bytes<Bits>;
+        query += NT * 32;
+    }
+    if constexpr (of_run) {
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) scores[n][e] = fmaf(sums[n][e], scale[e / 2], scores[n][e]);
+        }
+    }
+}
+
 // The same of expanded keys of f16, by heads: blocks of eight query rows that have none of a head's are left out.
 template <int NT>
 __device__ __forceinline__ void score_heads(float (&scores)[NT][4], const uint8_t* const (&rows)[2], int begin, int end,
@@ -127,11 +181,11 @@ __device__ __forceinline__ void score_tile(const MlaArgs& p, const MlaShared& ow
     const int shares_bits = mla_warp_bits - slot_warps_bits;
     const int first_slot = (warp & ((1 << slot_warps_bits) - 1)) * key_slots;
     if (first_slot >= tile.valid) return;
-    const int n_units = K == MlaK::rows ? p.mla.k_units : side.n_units;
-    const int end = (share + 1) * n_units >> shares_bits;
+    const uint8_t* const bounds = side.bounds + share_bounds(shares_bits) + share;
+    const int end = K == MlaK::rows ? (share + 1) * p.mla.k_units >> shares_bits : bounds[1];
     const int g = lane / 4;
     float scores[NT][4] = {};
-    int u = share * n_units >> shares_bits;
+    int u = K == MlaK::rows ? share * p.mla.k_units >> shares_bits : bounds[0];
     const uint8_t* rows[2];
     if (K != MlaK::values && (K == MlaK::rows || side.pitch == 0)) {
 #pragma unroll
@@ -151,9 +205,16 @@ __device__ __forceinline__ void score_tile(const MlaArgs& p, const MlaShared& ow
         while (u < end) {
             const MlaUnit unit = units[u];
             const int until = min(end, static_cast<int>(unit.kind_end));
-            with_bits<K == MlaK::values>(unit.kind, [&](auto bits) __attribute__((always_inline)) {
-                score_units<NT, decltype(bits)::value>(scores, rows, units, u, until, queries, lane);
-            });
+            if (side.scales >= 0) {
+                with_scaled_bits(unit.kind, [&](auto bits) __attribute__((always_inline)) {
+                    score_codes<NT, decltype(bits)::value>(scores, rows, unit, until - u, queries + u * NT * 32 + lane,
+                                                           lane);
+                });
+            } else {
+                with_bits<K == MlaK::values, false>(unit.kind, [&](auto bits) __attribute__((always_inline)) {
+                    score_units<NT, decltype(bits)::value>(scores, rows, units, u, until, queries, lane);
+                });
+            }
             u = until;
         }
     }

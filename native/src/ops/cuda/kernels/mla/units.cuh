@@ -20,7 +20,7 @@ namespace lkv::cuda {
 // A unit of one region's group, one side: where it is, where its segment's units end, and where those of its kind.
 struct alignas(8) MlaUnit {
     uint16_t codes;   // bytes from the group's first staged one
-    uint16_t affine;  // the same, of scale and minimum, or of the row's scale
+    uint16_t affine;  // the same, of scale and minimum, or of the group's scale that it has
     uint8_t kind;     // ChunkKind; kind_none: not stored
     uint8_t end;
     uint8_t kind_end;
@@ -57,25 +57,26 @@ constexpr int unit_bytes = Bits == bits_q8_0   ? Q8_0::block_bytes
                            : Bits == bits_q4_0 ? Q4_0::block_bytes
                                                : 4 * Bits;
 
-// Calls f(bits) as a constant, of codes. Whole: or of rows that are stored whole, f16 and ggml's blocks
-template <bool Whole = false, class Use>
+// Calls f(bits) as a constant, of codes. Whole: or of rows that are stored whole, f16 and ggml's blocks. Scaled: or of formats that are
+// scaled by their group
+template <bool Whole = false, bool Scaled = true, class Use>
 __device__ __forceinline__ void with_bits(uint8_t kind, Use&& use) {
     if constexpr (Whole) {
         if (kind == kind_f16_wide) return use(std::integral_constant<int, 16>{});
         if (kind == static_cast<uint8_t>(Format::q8_0)) return use(std::integral_constant<int, bits_q8_0>{});
         if (kind == static_cast<uint8_t>(Format::q4_0)) return use(std::integral_constant<int, bits_q4_0>{});
     }
+    if constexpr (Scaled) {
+        if (kind == static_cast<uint8_t>(Format::n6)) return use(std::integral_constant<int, 6>{});
+        if (kind == static_cast<uint8_t>(Format::n3)) return use(std::integral_constant<int, 3>{});
+    }
     switch (kind) {
         case static_cast<uint8_t>(Format::q8):
         case static_cast<uint8_t>(Format::n8):
             return use(std::integral_constant<int, 8>{});
-        case static_cast<uint8_t>(Format::n6):
-            return use(std::integral_constant<int, 6>{});
         case static_cast<uint8_t>(Format::q4):
         case static_cast<uint8_t>(Format::n4):
             return use(std::integral_constant<int, 4>{});
-        case static_cast<uint8_t>(Format::n3):
-            return use(std::integral_constant<int, 3>{});
         case static_cast<uint8_t>(Format::q2):
         case static_cast<uint8_t>(Format::n2):
             return use(std::integral_constant<int, 2>{});
@@ -307,54 +308,6 @@ struct ValueReader<bits_q4_0> : ValueReader<8> {
     __device__ explicit ValueReader(int lane) : ValueReader<8>(lane) { codes = CodesAt(4, g / 4 * 4); }
     __device__ int place() const { return g % 4 * 4; }
     __device__ void load(const uint8_t* at, uint32_t (&words)[1]) const { words[0] = u32_at<false>(at); }
-};
-
-template <int Bits>
-struct TwoPlaneValues {
-    using P = Planes<Bits>;
-    static constexpr int n_words = 2;
-    int g;
-
-    __device__ explicit TwoPlaneValues(int lane) : g(lane / 4) {}
-
-    __device__ int place() const { return g / 4 * P::chunk_bytes + (P::nibble ? 4 * (g % 2) : 0); }
-    __device__ void load(const uint8_t* at, uint32_t (&words)[n_words]) const {
-        if constexpr (P::nibble) {
-            words[0] = u32_at<true>(at);
-            words[1] = u32_at<true>(at + P::pair_at - 4 * (g % 2));
-        } else {
-            words[0] = u32_at<false>(at);
-            words[1] = u16_at(at + P::single_at);
-        }
-    }
-    __device__ void decode(const uint32_t (&a)[n_words], const uint32_t (&b)[n_words], uint32_t affine_a,
-                           uint32_t affine_b, uint32_t (&channels)[4]) const {
-        const __half2 scale = half2_of(__byte_perm(affine_a, affine_b, 0x5410));
-        const __half2 minimum = half2_of(__byte_perm(affine_a, affine_b, 0x7632));
-        const int k = g % 4;
-        const uint32_t ones = a[1] | b[1] << 16;
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const uint32_t halves = j < 2 ? 0x5410 : 0x7632;
-            const uint32_t low = __byte_perm(a[0], b[0], halves) >> (8 * (j % 2));
-            uint32_t code;
-            if constexpr (P::nibble) {
-                const uint32_t high = __byte_perm(a[1], b[1], halves) >> (8 * (j % 2));
-                code = (low >> (k / 2 * 4) & 0x000f000fu) | (high >> (2 * k) & 0x00030003u) << 4;
-            } else {
-                code = (low >> (2 * k) & 0x00030003u) | (ones >> (4 * k + j) & 0x00010001u) << 2;
-            }
-            channels[j] = bits(__hfma2(small_ints(code), scale, minimum));
-        }
-    }
-};
-template <>
-struct ValueReader<6> : TwoPlaneValues<6> {
-    using TwoPlaneValues<6>::TwoPlaneValues;
-};
-template <>
-struct ValueReader<3> : TwoPlaneValues<3> {
-    using TwoPlaneValues<3>::TwoPlaneValues;
 };
 
 }  // namespace lkv::cuda

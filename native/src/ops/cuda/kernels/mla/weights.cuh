@@ -86,10 +86,11 @@ __device__ __forceinline__ void fetch_scores(RowScores<NT>& x, const MlaArgs& p,
 // Scores of a warp's rows to weights, of a tile of 32·Steps slots. Sets the factors of sums so far and marks slots that hold tokens.
 // Returns bit 0: a factor is not 1, bit 1: there are slots without a token.
 template <int NT, int Steps>
-__device__ __forceinline__ int make_weights(const MlaArgs& p, MlaShared& own, const MlaMarks& marks,
-                                            const MlaTile& tile, RowScores<NT>& x, __half* weights,
-                                            MlaState (&state)[warp_rows<NT>], int warp, int lane) {
+__device__ __forceinline__ int make_weights(const MlaArgs& p, MlaShared& own, int parity, const MlaTile& tile,
+                                            RowScores<NT>& x, __half* weights, MlaState (&state)[warp_rows<NT>],
+                                            int warp, int lane) {
     constexpr int rows = warp_rows<NT>;
+    const MlaMarks& marks = own.marks[parity];
     uint64_t seq[Steps];
     int32_t pos[Steps];
     bool holes = tile.valid % 16 != 0;
@@ -104,7 +105,7 @@ __device__ __forceinline__ int make_weights(const MlaArgs& p, MlaShared& own, co
 #pragma unroll
         for (int j = 0; j < Steps; j++) {
             const uint32_t tokens = __ballot_sync(0xffffffffu, seq[j] != 0);
-            if (lane == 0) own.tokens[j] = tokens;
+            if (lane == 0) own.tokens[parity][j] = tokens;
         }
     }
     const int first = warp * rows;
@@ -117,14 +118,17 @@ __device__ __forceinline__ int make_weights(const MlaArgs& p, MlaShared& own, co
         const MlaRow& of = own.rows[first + k];
         const int32_t query_pos = of.pos;
         const uint64_t query_seq = of.seq;
-        const float slope = of.slope;
         float top = -INFINITY;
+        if (p.alibi_slopes != nullptr) {
+            const float slope = of.slope / scale;
+#pragma unroll
+            for (int j = 0; j < Steps; j++) x[k][j] -= slope * static_cast<float>(query_pos - pos[j]);
+        }
 #pragma unroll
         for (int j = 0; j < Steps; j++) {
             const int32_t behind = query_pos - pos[j];  // as unsigned: later tokens are behind any window
             const bool visible = ((seq[j] & query_seq) != 0) & (pos[j] >= 0) & (static_cast<uint32_t>(behind) < window);
-            const float score = x[k][j] * scale - slope * static_cast<float>(behind);
-            x[k][j] = visible ? score : -INFINITY;
+            x[k][j] = visible ? x[k][j] * scale : -INFINITY;
             top = fmaxf(top, x[k][j]);
         }
         top = warp_max(top);
@@ -134,7 +138,7 @@ __device__ __forceinline__ int make_weights(const MlaArgs& p, MlaShared& own, co
         now.top = moves ? top : now.top;
         now.sum *= factor;
         moved = moved || moves;
-        if (lane == 0) own.scales[first + k] = factor;
+        if (lane == 0) own.scales[parity][first + k] = factor;
     }
 #pragma unroll
     for (int k = 0; k < rows; k++) {

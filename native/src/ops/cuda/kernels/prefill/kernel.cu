@@ -17,6 +17,7 @@ cudaError_t launch_one(const PrefillArgs& args, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t launch_prefill(const PrefillArgs& args, cudaStream_t stream) {
+    if (args.wc == 8) return launch_one<8, 0, 8>(args, stream);
     if (args.wc == 4) return launch_one<4, 0, 16>(args, stream);
     if (args.wc == 2) return launch_one<2, 0, 16>(args, stream);
     return PrefillLayout::prefill_depth(PrefillLayout(args).k16, args.v_blocks) == 4

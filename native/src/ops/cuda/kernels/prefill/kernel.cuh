@@ -31,14 +31,14 @@ __global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const _
     if (split >= parts.count) return;
     Block block{p, plan, own, item, parts, static_cast<int>(blockIdx.y) * Block::R, split};
     block.set_up();
-    block.view = {own.sight->first_pos, own.sight->last_pos, own.sight->seq};
+    block.view = *own.sight;
     if constexpr (Block::apart) {
         if (block.warp >= n_warps) {
             block.make_tiles();
             return;
         }
     }
-    PrefillRows rows;
+    typename Block::Rows rows;
     typename Block::Queries q;
     block.read_rows(rows, q);
     PrefillState state;

@@ -3,17 +3,18 @@
 
 #include "ops/cuda/kernel.h"
 #include "ops/cuda/problem.h"
+#include "ops/cuda/softmax/sight.h"
 
 namespace lkv::cuda {
 
 // The prefill kernel: 128 / wc query rows a thread block, wc warps side by side over V's channels (PrefillPlan::wc).
-constexpr int n_maker_warps = 4;                            // wc = 1: they make tiles for the other eight
-constexpr int prefill_channels[] = {0, 128, 512, 0, 1024};  // of V, and wc = 1: of K
+constexpr int n_maker_warps = 4;  // wc = 1: they make tiles for the other eight
+constexpr int prefill_channels[] = {0, 128, 512, 0, 1024, 0, 0, 0, 1024};  // of V, and wc = 1: of K
 LKV_HD constexpr int prefill_threads(int wc) { return n_threads + (wc == 1 ? 32 * n_maker_warps : 0); }
-LKV_HD constexpr int prefill_tile(int wc) { return wc == 4 ? 32 : 64; }  // slots
+LKV_HD constexpr int prefill_tile(int wc) { return wc >= 4 ? 32 : 64; }  // slots
 
 struct PrefillPlan {
-    int32_t wc;       // warps side by side over V's channels, 1, 2 or 4
+    int32_t wc;       // warps side by side over V's channels, 1, 2 or 4; 8 where shared memory is small
     int32_t buffers;  // tiles that are made ahead
     int32_t stages;   // tiles in flight
     int32_t k_pitch;  // bytes of a staged row, a multiple of 16
@@ -22,15 +23,6 @@ struct PrefillPlan {
 };
 
 struct PrefillArgs : CutProblem, PrefillPlan {};
-
-enum Seen : int { seen_by_none = 0, seen_by_some = 1, seen_by_all = 2 };
-
-// What the query rows of a thread block see between them.
-struct alignas(16) PrefillSight {
-    int first_pos;
-    int last_pos;
-    unsigned long long seq;
-};
 
 // How a region's tiles are read.
 struct alignas(16) PrefillRegion {
@@ -55,7 +47,7 @@ struct PrefillLayout {
     int chunks;  // descriptors of K, then V, per region; then, from the bytes below, ends of runs and GroupTables
     int run_ends;
     int groups;
-    int meta;     // PrefillSight, PrefillRegion [n_regions], PrefillMeta [2]
+    int meta;     // Sight, PrefillRegion [n_regions], PrefillMeta [2]
     int queries;  // wc > 1: f16 [rows][k_tile_pitch]
     int weights;  // wc > 1: f16 [rows][tile + 8]
     int maxima;   // wc > 1: f32 [rows][wc]
@@ -73,7 +65,7 @@ struct PrefillLayout {
         run_ends = n_chunks * static_cast<int>(sizeof(Chunk));
         groups = round_up(run_ends + n_chunks, 16);
         chunks = groups + max_regions * 2 * static_cast<int>(sizeof(GroupTable));
-        meta = static_cast<int>(sizeof(PrefillSight) + max_regions * sizeof(PrefillRegion) + 2 * sizeof(PrefillMeta));
+        meta = static_cast<int>(sizeof(Sight) + max_regions * sizeof(PrefillRegion) + 2 * sizeof(PrefillMeta));
         const int rows = 128 / wc;
         queries = wc == 1 ? 0 : rows * k_tile_pitch;
         weights = wc == 1 ? 0 : rows * (2 * slots + 16);

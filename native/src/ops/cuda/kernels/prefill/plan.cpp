@@ -24,8 +24,8 @@ int even_parts(int blocks, int multiprocessors) {
 bool plan_prefill_rows(int capacity, const Device& device, int k_pitch, int v_pitch, PrefillArgs& a, bool any_rows) {
     const int rows = rows_of(a);
     const int channels = 64 * a.k_blocks;
-    for (const int wc : {1, 2, 4}) {
-        if ((!any_rows && rows <= 64 / wc) || 64 * a.v_blocks > prefill_channels[wc] ||
+    for (const int wc : {1, 2, 4, 8}) {
+        if ((!any_rows && rows <= 64 / std::min(wc, 4)) || 64 * a.v_blocks > prefill_channels[wc] ||
             (wc == 1 && channels > prefill_channels[1])) {
             continue;
         }
@@ -81,23 +81,11 @@ const char* take(const Request& request, Plan& plan) {
 
 cudaError_t launch(const Plan& plan, cudaStream_t stream) { return launch_prefill(args_of(plan), stream); }
 
-// Wide rows may be read from the cache, without copies; tiles may be made by the warp that uses them.
-void shrink(Plan& plan, int tile, int stages) {
-    PrefillPlan own = plan.as<PrefillPlan>();
-    own.stages = own.wc > 1 && tile == 16 ? 0 : std::min(stages, own.stages);
-    if (own.wc == 1 && tile == 16) own.buffers = 1;
-    plan.keep(own);
-}
-
 }  // namespace
 
 namespace kernels {
-extern const Kernel prefill{.name = "prefill",
-                            .takes = take,
-                            .launch = launch,
-                            .takes_blocks = true,
-                            .widest_head = most_head_dim,
-                            .shrink = shrink};
+extern const Kernel prefill{
+    .name = "prefill", .takes = take, .launch = launch, .takes_blocks = true, .widest_head = most_head_dim};
 }
 
 }  // namespace lkv::cuda

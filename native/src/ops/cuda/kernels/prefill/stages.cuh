@@ -25,12 +25,6 @@ __device__ inline uint32_t query_word(const PrefillArgs& p, const float* row, in
     return query_pair(row, p.q_width, 16 * k16 + pair_channel(w));
 }
 
-// A lane's query rows: g and g + 8 of its warp's 16.
-struct PrefillRows {
-    int pos[2];
-    uint64_t seq[2];
-    float slope[2];
-};
 struct PrefillState {
     float top[2] = {-INFINITY, -INFINITY};
     float sums[4] = {};  // of the weights as the product sees them: a column of ones beside V
@@ -41,7 +35,7 @@ struct PrefillShared {
     Chunk* chunks;
     uint8_t* run_ends;   // of chunks
     GroupTable* groups;  // [n_regions][K, V]
-    PrefillSight* sight;
+    Sight* sight;
     PrefillRegion* ways;  // [n_regions]
     PrefillMeta* meta;    // [2]
     uint8_t* queries;
@@ -54,7 +48,7 @@ struct PrefillShared {
         : chunks(reinterpret_cast<Chunk*>(shared)),
           run_ends(shared + plan.run_ends),
           groups(reinterpret_cast<GroupTable*>(shared + plan.groups)),
-          sight(reinterpret_cast<PrefillSight*>(shared + plan.chunks)),
+          sight(reinterpret_cast<Sight*>(shared + plan.chunks)),
           ways(reinterpret_cast<PrefillRegion*>(sight + 1)),
           meta(reinterpret_cast<PrefillMeta*>(ways + max_regions)),
           queries(shared + plan.chunks + plan.meta),
@@ -70,7 +64,8 @@ template <int WC, int KQ, int NV, int TILE>
 struct PrefillBlock {
     static constexpr bool apart = WC == 1;  // tiles are made by warps of their own
     static constexpr int R = 128 / WC;
-    static constexpr int NS = TILE / 8 / WC;  // 8-slot tiles of scores a warp
+    static constexpr int NS = TILE < 8 * WC ? 1 : TILE / 8 / WC;  // 8-slot tiles of scores a warp
+    static constexpr int scorers = TILE / 8 / NS;                 // of WC warps side by side, those that have scores
     static constexpr int makers = apart ? n_maker_warps : n_warps;
     static constexpr int together = apart ? TILE / 32 : 1;
     static constexpr int everyone = prefill_threads(WC);
@@ -78,7 +73,7 @@ struct PrefillBlock {
     static constexpr int full = 1;    // + buffer: a tile is made
     static constexpr int empty = 3;   // + buffer: a tile is done with
     static constexpr int making = 5;  // the makers alone
-    static_assert(apart == (KQ > 0) && NS >= 1);
+    static_assert(apart == (KQ > 0) && scorers <= WC);
 
     const PrefillArgs& p;
     const PrefillLayout& plan;
@@ -101,10 +96,11 @@ struct PrefillBlock {
     const bool in_keys = !apart && p.values_at > 0;  // V
     int issue_stage = 0;
     int source_stage = 0;
-    PrefillSight view = {};  // what the thread block's rows see between them
+    Sight view = {};  // what the thread block's rows see between them
     // of the others: 16 query rows, slots and channels
     const int group = warp / WC;
     const int part = warp % WC;
+    const bool scores = scorers == WC || part < scorers;
     const int row0 = first_row + 16 * group + g;
     // this lane's row of a 16 x 16 block: of K as operand b, of V transposed
     const int k_row = lane % 8 + lane / 16 * 8;
@@ -113,12 +109,13 @@ struct PrefillBlock {
     const int v_half = lane / 16 * 16;
     const int weights_pitch = 2 * TILE + 16;
 
+    using Rows = QueryRow[2];  // g and g + 8 of its warp's 16
     using Queries = uint32_t[KQ == 0 ? 1 : KQ][4];
     using Sums = float[NV][2][4];
 
     // Tables, and what the rows see. By all threads.
     __device__ __forceinline__ void set_up() const {
-        if (threadIdx.x == 0) *shared.sight = {INT_MAX, -1, 0};
+        if (threadIdx.x == 0) *shared.sight = sees_nothing;
         load_chunks<prefill_threads(WC)>(p, item, shared.chunks);
         if (static_cast<int>(threadIdx.x) < 2 * p.n_regions) {
             const RegionArgs& region = p.regions[threadIdx.x / 2];
@@ -139,10 +136,7 @@ struct PrefillBlock {
             shared.run_ends[i] = static_cast<uint8_t>(stop - begin);
         }
         if (threadIdx.x < R && first_row + static_cast<int>(threadIdx.x) < item.n_rows) {
-            const int token = (first_row + threadIdx.x) / item.unit_heads;
-            atomicMin(&shared.sight->first_pos, p.q_pos[token]);
-            atomicMax(&shared.sight->last_pos, p.q_pos[token]);
-            atomicOr(&shared.sight->seq, 1ull << p.q_seq[token]);
+            add_token(*shared.sight, p, (first_row + threadIdx.x) / item.unit_heads);
         }
         if (static_cast<int>(threadIdx.x) < p.n_regions) {
             const RegionArgs& region = p.regions[threadIdx.x];
@@ -217,25 +211,18 @@ struct PrefillBlock {
             of.pos = region.pos + first;
         }
         source_stage = source_stage + 1 >= p.stages ? 0 : source_stage + 1;
-        // by every warp for itself: which slots the thread block's rows see
-        of.used = 0;
-        bool any = false;
-        bool all = true;
-#pragma unroll
-        for (int s = 0; s < TILE / 32; s++) {
-            const int slot = min(lane + 32 * s, of.n - 1);
-            const uint64_t seq = lane + 32 * s < of.n ? of.seq[slot] : 0;
-            const int pos = of.pos[slot];
-            of.used |= uint64_t{__ballot_sync(0xffffffffu, seq != 0)} << (32 * s);
-            any = any | (((seq & view.seq) != 0) & (pos <= view.last_pos) & (view.first_pos - pos < window));
-            all = all & ((seq & view.seq) == view.seq) & (pos <= view.first_pos) & (view.last_pos - pos < window);
-        }
-        const bool visible = __any_sync(0xffffffffu, any);
-        of.seen = !visible ? seen_by_none : (__all_sync(0xffffffffu, all) ? seen_by_all : seen_by_some);
+        of.seen = judge<TILE>(
+            view, window, lane,
+            [&](int s, int& pos) {
+                const int slot = min(s, of.n - 1);
+                pos = of.pos[slot];
+                return s < of.n ? of.seq[slot] : 0;
+            },
+            of.used);
         return of;
     }
     __device__ __forceinline__ void note(const TileSource& from, PrefillMeta& to) const {
-        if (maker_thread < TILE && from.seen != seen_by_none) {
+        if (maker_thread < TILE && from.seen != Seen::by_none) {
             to.seq[maker_thread] = maker_thread < from.n ? from.seq[maker_thread] : 0;
             to.pos[maker_thread] = maker_thread < from.n ? from.pos[maker_thread] : 0;
         }
@@ -263,7 +250,7 @@ struct PrefillBlock {
             const TileSource from = source(i);
             if (i >= p.buffers) barrier_sync(empty + buffer, everyone);
             note(from, shared.meta[buffer]);
-            if (from.seen != seen_by_none) {
+            if (from.seen != Seen::by_none) {
                 uint8_t* const to = shared.tiles + buffer * plan.tile;
                 make_k(i, from, to);
                 make_v(i, from, to + TILE * plan.k_tile_pitch);
@@ -277,17 +264,13 @@ struct PrefillBlock {
         copies_wait(0);
     }
 
-    __device__ __forceinline__ void read_rows(PrefillRows& of, Queries& q) const {
+    __device__ __forceinline__ void read_rows(Rows& of, Queries& q) const {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int row = row0 + 8 * i;
-            const bool exists = row < item.n_rows;
-            const int at = exists ? item.row_at(p, row) : 0;
-            const int token = at / p.n_head;
-            of.pos[i] = exists ? p.q_pos[token] : -1;
-            of.seq[i] = exists ? uint64_t{1} << p.q_seq[token] : 0;
-            of.slope[i] = exists && p.alibi_slopes != nullptr ? p.alibi_slopes[at - token * p.n_head] * log2_e : 0.0f;
-            const float* const from = exists ? p.q + static_cast<int64_t>(at) * p.q_width : nullptr;
+            const int at = row < item.n_rows ? item.row_at(p, row) : -1;
+            of[i] = load_query_row(p, at);
+            const float* const from = at >= 0 ? p.q + static_cast<int64_t>(at) * p.q_width : nullptr;
 #pragma unroll
             for (int k = 0; k < KQ; k++) {
                 q[k][i] = query_word(p, from, k, c);
@@ -373,10 +356,10 @@ struct PrefillBlock {
     }
 
     // Scores as powers of two, -INFINITY where a row sees no slot; top: the highest of the warp's slots.
-    __device__ __forceinline__ void mask(Seen what, const PrefillMeta& about, const PrefillRows& rows,
-                                         float (&s)[NS][4], float (&top)[2]) const {
+    __device__ __forceinline__ void mask(Seen what, const PrefillMeta& about, const Rows& rows, float (&s)[NS][4],
+                                         float (&top)[2]) const {
         const float scale = p.scale * log2_e;
-        if (what == seen_by_all && p.alibi_slopes == nullptr) {
+        if (what == Seen::by_all && p.alibi_slopes == nullptr) {
 #pragma unroll
             for (int j = 0; j < NS; j++) {
 #pragma unroll
@@ -391,10 +374,10 @@ struct PrefillBlock {
                 const int slot = 8 * NS * part + 8 * j + 2 * c;
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
-                    const int distance = rows.pos[e / 2] - about.pos[slot + e % 2];
-                    const bool visible = (about.seq[slot + e % 2] & rows.seq[e / 2]) != 0 && distance >= 0 &&
+                    const int distance = rows[e / 2].pos - about.pos[slot + e % 2];
+                    const bool visible = (about.seq[slot + e % 2] & rows[e / 2].seq) != 0 && distance >= 0 &&
                                          (p.window == 0 || distance < p.window);
-                    s[j][e] = visible ? s[j][e] * scale - rows.slope[e / 2] * static_cast<float>(distance) : -INFINITY;
+                    s[j][e] = visible ? s[j][e] * scale - rows[e / 2].slope * static_cast<float>(distance) : -INFINITY;
                     top[e / 2] = fmaxf(top[e / 2], s[j][e]);
                 }
             }
@@ -453,7 +436,7 @@ struct PrefillBlock {
     }
     __device__ __forceinline__ void exchange_weights(const uint32_t (&w)[NS][2]) const {
 #pragma unroll
-        for (int j = 0; j < NS; j++) {
+        for (int j = 0; j < NS && scores; j++) {
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 uint8_t* const to =
@@ -514,7 +497,7 @@ struct PrefillBlock {
     }
 
     // What the others do, tile by tile; WC > 1: all warps.
-    __device__ __forceinline__ void walk(const PrefillRows& rows, const Queries& q, PrefillState& state, Sums& acc) {
+    __device__ __forceinline__ void walk(const Rows& rows, const Queries& q, PrefillState& state, Sums& acc) {
         if constexpr (!apart) {
             for (int i = 0; i < p.stages; i++) issue(i);
         }
@@ -534,17 +517,19 @@ struct PrefillBlock {
                 __syncthreads();
                 from = source(i);
                 what = from.seen;
-                if (what != seen_by_none) {
+                if (what != Seen::by_none) {
                     note(from, shared.meta[0]);
                     make_k(i, from, shared.tiles);
                     __syncthreads();
                 }
             }
-            if (what != seen_by_none) {
+            if (what != Seen::by_none) {
                 float s[NS][4] = {};
-                score(k_tile, q, s);
                 float top[2] = {-INFINITY, -INFINITY};
-                mask(what, about, rows, s, top);
+                if (scores) {
+                    score(k_tile, q, s);
+                    mask(what, about, rows, s, top);
+                }
                 if constexpr (!apart) exchange_maxima(i, from, top);
                 uint32_t w[NS][2];
                 make_weights(top, s, state, acc, w);

@@ -38,12 +38,8 @@ __global__ void __launch_bounds__(n_wide_threads, 1)
     const int row = static_cast<int>(threadIdx.x) - row_thread;
     if (row >= 0 && row < R) {
         const int of_item = blockIdx.y * R + row;
-        const bool exists = of_item < item.n_rows;
-        const int at = exists ? item.row_at(p, of_item) : 0;
-        const int token = at / p.n_head;
-        own.row_at[row] = exists ? at : -1;
-        own.rows[row] = {exists ? 1ull << p.q_seq[token] : 0, exists ? p.q_pos[token] : -1,
-                         exists && p.alibi_slopes != nullptr ? p.alibi_slopes[at - token * p.n_head] * log2_e : 0.0f};
+        own.row_at[row] = of_item < item.n_rows ? item.row_at(p, of_item) : -1;
+        own.rows[row] = load_query_row(p, own.row_at[row]);
     }
     load_chunks<n_wide_threads>(p, item, chunks);
     const Parts parts(p, n_slots);

@@ -46,13 +46,6 @@ struct alignas(16) WideSource {
     GroupTable group;
 };
 
-// What softmax knows of a query row. pos: -1 where there is none
-struct alignas(16) WideRow {
-    unsigned long long seq;
-    int32_t pos;
-    float slope;
-};
-
 // Shared memory of the wide kernel: where each part begins, in bytes, multiples of 16.
 struct WideLayout {
     int chunks;    // descriptors of K, then V, per region; before them WideSource [n_regions][K, V]

@@ -12,16 +12,10 @@ namespace {
 // lie as in memory: copied by 16 bytes, not by 4.
 int wide_pitch(const LatentAttnParams& p, RowLayout RegionView::* side, int blocks) {
     int pitch = 16;
-    for (int r = 0; r < p.n_regions; r++) {
-        const RowLayout& row = p.regions[r].*side;
-        const auto bytes = static_cast<uint32_t>(row.row_bytes);
-        for (int g = 0; g < row.n_groups; g++) {
-            std::vector<Chunk> chunks;
-            const GroupTable table = group_table(row, row.groups[g], blocks, chunks);
-            pitch =
-                std::max(pitch, copied_whole(bytes, table) ? row.row_bytes : pitch_of(static_cast<int>(table.bytes)));
-        }
-    }
+    for_groups(p, side, blocks, [&](int, const RowLayout& row, const GroupTable& table, const auto&) {
+        const bool whole = copied_whole(static_cast<uint32_t>(row.row_bytes), table);
+        pitch = std::max(pitch, whole ? row.row_bytes : pitch_of(static_cast<int>(table.bytes)));
+    });
     return pitch;
 }
 
@@ -55,17 +49,10 @@ const char* take(const Request& request, Plan& a) {
     return "no tile fits shared memory";
 }
 
-void shrink(Plan& plan, int tile, int stages) {
-    WidePlan own = plan.as<WidePlan>();
-    plan.tile = std::min(tile, plan.tile);
-    own.stages = std::min(stages, own.stages);
-    plan.keep(own);
-}
-
 }  // namespace
 
 namespace kernels {
-extern const Kernel wide{.name = "wide", .takes = take, .launch = launch_wide, .shrink = shrink};
+extern const Kernel wide{.name = "wide", .takes = take, .launch = launch_wide};
 }
 
 }  // namespace lkv::cuda

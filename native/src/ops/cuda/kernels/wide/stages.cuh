@@ -27,7 +27,7 @@ struct alignas(16) RowEnd {
 
 // The kernel's own shared memory.
 struct WideShared {
-    WideRow rows[max_wide_rows];
+    QueryRow rows[max_wide_rows];
     int32_t row_at[max_wide_rows];          // of [n_tokens, n_head], -1 where there is no row
     uint64_t arrivals[2][max_wide_stages];  // of K and V rows that the copy engine brings
     int32_t part;                           // of `parts` that have work
@@ -295,7 +295,7 @@ struct WidePart {
         float rescale = 1.0f;
         const uint64_t* const seq = seq_of(i);
         const auto* const pos = reinterpret_cast<const int32_t*>(seq + tile);
-        const WideRow row = own.rows[share.own_row + my_row];
+        const QueryRow row = own.rows[share.own_row + my_row];
         const float scale = p.scale * log2_e;
         float tile_max = -INFINITY;
 #pragma unroll

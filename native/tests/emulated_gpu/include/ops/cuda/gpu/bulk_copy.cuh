@@ -5,7 +5,7 @@
 
 namespace lkv::cuda {
 
-constexpr bool has_bulk_copies = true;
+inline const bool has_bulk_copies = emulated::hopper();
 
 // A barrier of shared memory by its address, which may be another thread block's.
 struct EmulatedBarrier {
@@ -38,20 +38,30 @@ struct EmulatedBarrier {
 };
 static_assert(sizeof(EmulatedBarrier) == sizeof(uint64_t));
 
+// Not there and always open without bulk copies.
 class Arrivals {
 public:
     explicit Arrivals(uint64_t* at) : at_(emulated::address_of(at)) {}
 
     void init(int count = 1) const {
+        if (!emulated::hopper()) return;
         const auto n = static_cast<uint64_t>(count);
         emulated::lock();
         EmulatedBarrier::at(at_) = {n, n, 0, 0};
         emulated::unlock();
     }
-    void arrive() const { EmulatedBarrier::change(at_, 1, 0, 0); }
-    void announce(uint32_t bytes) const { EmulatedBarrier::change(at_, 1, bytes, 0); }
-    void copy(void* dst, const void* src, uint32_t bytes) const { EmulatedBarrier::copy(at_, dst, src, bytes); }
+    void arrive() const {
+        if (emulated::hopper()) EmulatedBarrier::change(at_, 1, 0, 0);
+    }
+    void announce(uint32_t bytes) const {
+        if (emulated::hopper()) EmulatedBarrier::change(at_, 1, bytes, 0);
+    }
+    void copy(void* dst, const void* src, uint32_t bytes) const {
+        emulated::needs_hopper("a GPU with a copy engine");
+        EmulatedBarrier::copy(at_, dst, src, bytes);
+    }
     void wait(uint32_t phase) const {
+        if (!emulated::hopper()) return;
         const auto open = [&] {
             emulated::lock();
             const bool is_open = EmulatedBarrier::at(at_).phase != phase;

@@ -5,7 +5,7 @@
 
 namespace lkv::cuda {
 
-constexpr bool has_clusters = true;
+inline const bool has_clusters = emulated::hopper();
 constexpr int largest_cluster = 8;
 
 inline int cluster_blocks() { return emulated::n_ranks(); }

@@ -57,6 +57,7 @@ inline uint32_t transposed(uint32_t x) {
 inline float power_of_two(float x) { return x < -126.0f ? 0.0f : std::exp2(x); }
 inline int forgotten(int x) { return x; }
 inline uint32_t masked_xor(uint32_t x, uint32_t mask, uint32_t other) { return (x & mask) ^ other; }
+inline uint32_t masked_or(uint32_t x, uint32_t mask, uint32_t other) { return (x & mask) | other; }
 inline void prefetch(const void*) {}
 
 template <int n>

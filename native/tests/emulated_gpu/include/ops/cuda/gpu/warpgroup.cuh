@@ -22,7 +22,10 @@ private:
     uint32_t address_, next_rows_, next_channels_;  // strides below 2^16
 };
 
-inline void warpgroup_begin() { emulated::exchange(0); }
+inline void warpgroup_begin() {
+    emulated::needs_hopper("a GPU with products by warpgroups");
+    emulated::exchange(0);
+}
 inline void warpgroup_commit() {}
 inline void warpgroup_wait_all() {}
 inline void warpgroup_wait_all(uint32_t (&)[2][2][4]) {}
@@ -69,7 +72,8 @@ template <int n>
 void warpgroup_mma(float (&d)[n], const uint32_t (&a)[4], uint64_t b, bool add) {
     multiply<false>(d, a, b, add);
 }
-inline void warpgroup_mma_columns(float (&d)[32], const uint32_t (&a)[4], uint64_t b, bool add) {
+template <int n>
+void warpgroup_mma_columns(float (&d)[n], const uint32_t (&a)[4], uint64_t b, bool add) {
     multiply<true>(d, a, b, add);
 }
 
