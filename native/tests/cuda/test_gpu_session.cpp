@@ -7,6 +7,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iomanip>
 #include <iterator>
 #include <memory>
 #include <numeric>
@@ -642,6 +643,19 @@ std::vector<float> decode(const File& file, const lkv::SessionOptions& options, 
     return logits;
 }
 
+// The relative error of every call's logits.
+std::string by_call(const std::vector<float>& got, const std::vector<float>& want) {
+    std::ostringstream text;
+    for (size_t i = 0; i < want.size(); i += n_vocab) {
+        const auto part = [&](const std::vector<float>& of) {
+            return std::vector<float>(of.begin() + static_cast<std::ptrdiff_t>(i),
+                                      of.begin() + static_cast<std::ptrdiff_t>(i + n_vocab));
+        };
+        text << " " << std::fixed << std::setprecision(4) << relative_error(part(got), part(want));
+    }
+    return text.str();
+}
+
 // Whether the combination is a legal one.
 bool compare(const File& file, const Combination& c, int n_gpu_layers = 99) {
     std::vector<float> want;
@@ -670,8 +684,8 @@ bool compare(const File& file, const Combination& c, int n_gpu_layers = 99) {
         tolerance = std::max(tolerance,
                              1.2 * relative_error(want, decode(file.twin(5e-4F, i), c.options, on_gpu(0), c.prompt)));
     }
-    CHECK_MSG(error <= tolerance,
-              c.name + ": relative error " + std::to_string(error) + ", the formats cost " + std::to_string(formats));
+    CHECK_MSG(error <= tolerance, c.name + ": relative error " + std::to_string(error) + ", the formats cost " +
+                                      std::to_string(formats) + ", of each call" + by_call(got, want));
     return true;
 }
 
