@@ -7,7 +7,6 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <iomanip>
 #include <iterator>
 #include <memory>
 #include <numeric>
@@ -643,17 +642,18 @@ std::vector<float> decode(const File& file, const lkv::SessionOptions& options, 
     return logits;
 }
 
-// The relative error of every call's logits.
-std::string by_call(const std::vector<float>& got, const std::vector<float>& want) {
-    std::ostringstream text;
-    for (size_t i = 0; i < want.size(); i += n_vocab) {
-        const auto part = [&](const std::vector<float>& of) {
-            return std::vector<float>(of.begin() + static_cast<std::ptrdiff_t>(i),
-                                      of.begin() + static_cast<std::ptrdiff_t>(i + n_vocab));
+// The calls, of those whose last tokens' logits `got` and `want` are, that differ by more than `tolerance`.
+std::string unlike_calls(const std::vector<float>& got, const std::vector<float>& want, double tolerance) {
+    std::string calls;
+    for (size_t at = 0; at < want.size(); at += n_vocab) {
+        const auto part = [at](const std::vector<float>& all) {
+            return std::vector<float>(all.begin() + static_cast<ptrdiff_t>(at),
+                                      all.begin() + static_cast<ptrdiff_t>(at + n_vocab));
         };
-        text << " " << std::fixed << std::setprecision(4) << relative_error(part(got), part(want));
+        const double error = relative_error(part(got), part(want));
+        if (error > tolerance) calls += " " + std::to_string(at / n_vocab) + ": " + std::to_string(error);
     }
-    return text.str();
+    return calls;
 }
 
 // Whether the combination is a legal one.
@@ -685,7 +685,7 @@ bool compare(const File& file, const Combination& c, int n_gpu_layers = 99) {
                              1.2 * relative_error(want, decode(file.twin(5e-4F, i), c.options, on_gpu(0), c.prompt)));
     }
     CHECK_MSG(error <= tolerance, c.name + ": relative error " + std::to_string(error) + ", the formats cost " +
-                                      std::to_string(formats) + ", of each call" + by_call(got, want));
+                                      std::to_string(formats) + ", calls" + unlike_calls(got, want, tolerance));
     return true;
 }
 
