@@ -59,7 +59,9 @@ def main() -> int:
     for name in args.names.split(","):
         found = list(RESULTS.rglob(f"{name}.json"))
         if len(found) != 1:
-            raise SystemExit(f"error: [names] expected one {name}.json below bench/results; got {len(found)}")
+            why = f"error: [names] expected one {name}.json below bench/results; got {len(found)}"
+            print(why, file=sys.stderr)
+            return 2
         results.append((name.partition("-")[0], json.loads(found[0].read_text(encoding="utf-8"))))
     columns, rows = merged(results)
     command = shlex.join(["python", "bench/tasks/together.py", *sys.argv[1:]])
