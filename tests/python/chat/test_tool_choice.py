@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,4 +65,4 @@ def test_only_an_allowed_tool_is_called(demo_llm: Any, choice: Any) -> None:
 def test_tools_that_may_not_be_called_leave_room_for_a_schema(demo_llm: Any) -> None:
     schema = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY}}
     answer = demo_llm.create_chat_completion(ASK, tools=TOOLS, tool_choice="none", response_format=schema)
-    assert answer["choices"][0]["message"]["content"].startswith('{"city"')
+    assert json.loads(answer["choices"][0]["message"]["content"])["city"] in ("Rome", "Oslo")
