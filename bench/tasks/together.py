@@ -21,6 +21,7 @@ import record
 from record import RESULTS, Column
 
 COUNTS = ("lost", "won")
+NAMES = {"humaneval": "HumanEval", "ruler": "RULER", "bfcl": "BFCL"}
 NATS = ("kld", "kld_p999", "found")  # of divergence
 
 
@@ -34,7 +35,8 @@ def merged(results: list[tuple[str, dict[str, Any]]]) -> tuple[list[Column], lis
         shares = [each for each in result["columns"] if each["unit"] == "%" and each["key"] != "share"]
         scores = [] if nats else shares
         for each in scores:
-            columns.append(Column(f"{task}_{each['key']}", f"{task}, {each['key']}", ".1f", "%"))
+            label = f"{NAMES.get(task, task)}, {each['label']}"
+            columns.append(Column(f"{task}_{each['key']}", label, ".1f", "%"))
         for row in result["rows"]:
             own = rows.setdefault(row["cache"], {"cache": row["cache"], "share": row["share"]})
             own |= {each["key"]: row[each["key"]] for each in nats}
