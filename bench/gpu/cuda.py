@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,14 +69,15 @@ def step_time(
     return statistics.median(times[skipped:])
 
 
-def measure(model: _core.Model, kv: str, depths: list[int], args: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(
+    model: _core.Model, kv: str, depths: list[int], args: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
     """Rows of tokens per second; decode is the median of single steps. Depths rise by more than is measured
     at each: nothing is taken back, which windows and recurrent states would not allow."""
     random = np.random.default_rng(1)
     n_ctx = max(depths) + args.prefill + args.decode * len(depths) + 192
     options = planned(model, {"kv": kv, "n_ubatch": args.ubatch, "sink": args.sink, "recent": args.recent})
     session = _core.Session(model, n_ctx=n_ctx, **options)
-    rows: list[dict[str, Any]] = []
     at = 0
     for depth in depths:
         if at > depth:
@@ -104,9 +106,8 @@ def measure(model: _core.Model, kv: str, depths: list[int], args: argparse.Names
             row["prefill_tps"] = args.prefill / (time.perf_counter() - start)
         at = session.seq_pos_max(0) + 1
         row["device_mib"] = used_mib()
-        rows.append(row)
         print(json.dumps(row), file=sys.stderr, flush=True)
-    return rows
+        yield row
 
 
 def main() -> None:
@@ -127,15 +128,18 @@ def main() -> None:
     before = used_mib()
     model = _core.Model(args.model, n_gpu_layers=99)
     depths = [int(d) for d in args.depths.split(",")]
-    rows = [row for kv in args.kv.split(",") for row in measure(model, kv, depths, args)]
-    if args.json:
-        result = {
-            "model": model.metadata.get("general.name"),
-            "rows": rows,
-            "device_mib_before": before,
-            "build": _core.build_info(),
-        }
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    rows: list[dict[str, Any]] = []
+    result = {
+        "model": model.metadata.get("general.name"),
+        "rows": rows,
+        "device_mib_before": before,
+        "build": _core.build_info(),
+    }
+    for kv in args.kv.split(","):
+        for row in measure(model, kv, depths, args):
+            rows.append(row)
+            if args.json:
+                args.json.write_text(json.dumps(result, indent=1) + "\n")  # whatever ends it later
 
 
 if __name__ == "__main__":

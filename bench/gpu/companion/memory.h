@@ -11,10 +11,11 @@ namespace consumer {
 // How readers keep memory busy. Between programs it goes by what each has in flight, so few multiprocessors must ask for much.
 enum class Way {
     add,     // adds to a word in every 64 bytes, waiting for nothing: memory reads and writes 64 bytes for each
-    sparse,  // loads a word in every 128 bytes, all of which L2 fetches
+    store,   // stores a word in every 64 bytes, waiting for nothing
+    gather,  // loads 16 bytes in every 256, all of which L2 is asked to fetch
     load,    // loads whole chunks into shared memory
 };
-constexpr Way ways[] = {Way::add, Way::sparse, Way::load};
+constexpr Way ways[] = {Way::gather, Way::add, Way::store, Way::load};
 const char* name_of(Way way);
 
 // Blocks that each fill a multiprocessor's shared memory, and so keep everything else away from it, read `buffer`.
@@ -32,7 +33,8 @@ struct Reading {
 cudaError_t prepare();
 cudaError_t read_memory(const Reading& reading, cudaStream_t stream);
 
-// Copies n bytes, a multiple of 16. light: by a block a multiprocessor, as a program that has less in flight.
+// Copies n bytes, a multiple of 16, or reads them only where `to` is null. light: by a block a multiprocessor, as a program
+// that has less in flight.
 cudaError_t copy_memory(const void* from, void* to, size_t n, int light, cudaStream_t stream);
 
 // Small thread blocks, which wait for a while, count in seen[%smid] where they ran.
