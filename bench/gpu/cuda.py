@@ -2,8 +2,8 @@
 
     python bench/gpu/cuda.py MODEL.gguf --kv f16,q8_0,small --depths 0,4096,16384,65536 --json out.json
 
-Each session fills its cache by prefill and is measured on the way. Times are wall clock around whole
-calls, so they include copying logits and everything else a caller waits for.
+Each session fills its cache by prefill, or with copies of its first rows, and is measured on the way. Times
+are wall clock around whole calls, so they include copying logits and everything else a caller waits for.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
+
+from gpu.copied_rows import COPIED_FROM, Copies
 from latentkv import _core
 from latentkv.plan.master import planned
 
@@ -78,11 +81,18 @@ def measure(
     n_ctx = max(depths) + args.prefill + args.decode * len(depths) + 192
     options = planned(model, {"kv": kv, "n_ubatch": args.ubatch, "sink": args.sink, "recent": args.recent})
     session = _core.Session(model, n_ctx=n_ctx, **options)
+    copies: Copies | None = None
     at = 0
     for depth in depths:
         if at > depth:
             raise SystemExit(f"error: --depths: expected {at} or more behind the one before; got {depth}")
-        fill(session, random, model.n_vocab, at, depth)
+        if args.copies and depth >= COPIED_FROM:
+            if copies is None:
+                fill(session, random, model.n_vocab, at, COPIED_FROM)
+                copies = Copies(session)
+            copies.fill(depth)
+        else:
+            fill(session, random, model.n_vocab, at, depth)
         steps = []
         for token in random.integers(0, model.n_vocab, args.decode).tolist():
             start = time.perf_counter()
@@ -123,6 +133,11 @@ def main() -> None:
     parser.add_argument("--ubatch", type=int, default=0, help="0 (default): as sessions choose")
     parser.add_argument("--sink", type=int, default=-1, help="exact first tokens (default: the file's)")
     parser.add_argument("--recent", type=int, default=-1, help="exact last tokens (default: the file's)")
+    parser.add_argument(
+        "--copies",
+        action="store_true",
+        help=f"fill beyond {COPIED_FROM} tokens with copies of their rows, not by prefill",
+    )
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     before = used_mib()

@@ -38,7 +38,7 @@ private:
     struct Found {
         double copied;       // read and written
         double read;         // by a program that writes nothing
-        double light;        // by one that has less in flight
+        double light;        // by one that has as little in flight as most programs
         double reading = 0;  // by the readers
     };
     Found beside(const Choice& choice);

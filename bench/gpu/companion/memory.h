@@ -33,8 +33,8 @@ struct Reading {
 cudaError_t prepare();
 cudaError_t read_memory(const Reading& reading, cudaStream_t stream);
 
-// Copies n bytes, a multiple of 16, or reads them only where `to` is null. light: by a block a multiprocessor, as a program
-// that has less in flight.
+// Copies n bytes, a multiple of 16, or reads them only where `to` is null. light: so many thread blocks with 16 KB in
+// flight each, one a multiprocessor, which is what matrix products with one token and attention have.
 cudaError_t copy_memory(const void* from, void* to, size_t n, int light, cudaStream_t stream);
 
 // Small thread blocks, which wait for a while, count in seen[%smid] where they ran.
