@@ -136,6 +136,7 @@ def main() -> int:
     )
     parser.add_argument("card", choices=CARDS)
     parser.add_argument("--cmake-args", action="store_true", help="print the arguments of cmake, and end")
+    parser.add_argument("--no-readers", action="store_true", help="leave the memory as fast as it is")
     parser.add_argument("--report", type=Path, help="a JSON file: the bandwidth left, and what is left out")
     own, program = sys.argv[1:], []
     if "--" in own:
@@ -157,6 +158,8 @@ def main() -> int:
         "CONSUMER_MULTIPROCESSORS": str(card.multiprocessors),
         "CONSUMER_THREADS": str(card.threads),
     }
+    if args.no_readers:
+        environment["CONSUMER_NO_READERS"] = "1"
     if args.report:
         environment["CONSUMER_REPORT"] = str(args.report)
         args.report.unlink(missing_ok=True)

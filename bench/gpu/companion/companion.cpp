@@ -20,6 +20,7 @@ constexpr int64_t trial_ns = 40'000'000;          // longer than the copies of a
 constexpr size_t buffer_bytes = size_t{1} << 31;  // far beyond L2
 constexpr size_t copied_bytes = size_t{1} << 28;
 constexpr size_t n_seen = 1024;
+constexpr double pressure = 0.7;  // readers who can leave so much of what is wanted keep their rate beside any program
 constexpr int step = 4;
 constexpr int least_left = 32;      // multiprocessors
 constexpr int64_t patience_s = 20;  // in which a GPU that works ends a burst
@@ -53,7 +54,8 @@ const Card& card() {
                            static_cast<int>(number_of("CONSUMER_CAPABILITY")) / 10,
                            static_cast<int>(number_of("CONSUMER_CAPABILITY")) % 10,
                            static_cast<int>(number_of("CONSUMER_MULTIPROCESSORS")),
-                           static_cast<int>(number_of("CONSUMER_THREADS"))};
+                           static_cast<int>(number_of("CONSUMER_THREADS")),
+                           number_of("CONSUMER_NO_READERS") == 0};
     return card;
 }
 
@@ -100,15 +102,15 @@ Companion::Found Companion::beside(const Choice& choice) {
     return found;
 }
 
-// The fewest readers who can leave a light program less than the card's bandwidth, then the rate at which they leave just that. A copy has
+// The fewest readers who can leave a light program clearly less than the card's bandwidth, then the rate at which they leave just that. A copy has
 // several times as much in flight as a matrix product with one token, or attention to a cache: beside readers who leave a copy 1.0 TB/s
 // these had 0.36.
 void Companion::choose() {
     const double wanted = card().bytes_per_second;
     double fewest = alone_.light;
     Choice best;
-    for (int blocks = std::max(step, real_ - card().multiprocessors); blocks <= real_ - least_left && fewest > wanted;
-         blocks += step) {
+    for (int blocks = std::max(step, real_ - card().multiprocessors);
+         blocks <= real_ - least_left && fewest > pressure * wanted; blocks += step) {
         for (const Way way : ways) {
             const double left = beside({way, blocks, 0.0}).light;
             if (left >= fewest) continue;
@@ -209,8 +211,8 @@ void Companion::start() try {
     moved(true, 0, 5);
     alone_ = {moved(true, 0, 5), moved(false, 0, 5), moved(false, real_, 5)};
     if (number_of("CONSUMER_SURVEY") > 0) survey();
-    if (!given()) choose();
-    runner_ = std::thread([this] { run(); });
+    if (card().reads && !given()) choose();
+    if (card().reads) runner_ = std::thread([this] { run(); });
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
     before_ = now();
     std::fprintf(
@@ -222,14 +224,17 @@ void Companion::start() try {
         card().bytes_per_second / 1e12, before_.read / 1e12, before_.copied / 1e12, alone_.light / 1e12,
         alone_.read / 1e12, alone_.copied / 1e12, before_.reading / 1e12);
     report(nullptr);
+    measuring_ = false;
 } catch (const std::exception& problem) {
     leave(problem);
 }
 
 void Companion::end() try {
+    seen_alive_ = seconds_now();
+    measuring_ = true;
     const Found after = now();
     ending_ = true;
-    runner_.join();
+    if (card().reads) runner_.join();
     std::fprintf(stderr,
                  "[consumer] after: reading lightly gets %.2f TB/s, reading %.2f, a copy %.2f; readers ask for %.2f\n",
                  after.light / 1e12, after.read / 1e12, after.copied / 1e12, after.reading / 1e12);
@@ -263,7 +268,7 @@ void Companion::report(const Found* after) {
 void Companion::watch() {
     while (!ended_) {
         std::this_thread::sleep_for(std::chrono::milliseconds(100));
-        if (seconds_now() - seen_alive_ <= patience_s) continue;
+        if (!(card().reads || measuring_) || seconds_now() - seen_alive_ <= patience_s) continue;
         std::fprintf(stderr, "[consumer] expected work of the companion's to end within %d s; got none\n",
                      static_cast<int>(patience_s));
         std::_Exit(3);

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <atomic>
 #include <thread>
 
@@ -18,6 +19,7 @@ struct Card {
     int minor;
     int multiprocessors;
     int threads;  // of a multiprocessor
+    bool reads;   // false: memory stays as fast as it is
 };
 
 const Card& card();
@@ -26,7 +28,7 @@ class Companion {
 public:
     void start();
     void end();
-    int multiprocessors() const { return real_ - chosen_.blocks; }
+    int multiprocessors() const { return std::min(real_ - chosen_.blocks, card().multiprocessors); }
 
 private:
     struct Choice {
@@ -67,6 +69,7 @@ private:
     Choice chosen_;
     Found before_{};
     std::atomic<int64_t> seen_alive_{0};  // seconds of the steady clock
+    std::atomic<bool> measuring_{true};   // else the companion has nothing on the GPU but readers
     std::atomic<bool> ending_{false};
     std::atomic<bool> ended_{false};
     std::thread runner_;
