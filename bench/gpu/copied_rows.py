@@ -66,7 +66,8 @@ class Copies:
         self._session = session
         sinks = regions(session.seq_state_parts(0, [0, N_HEAD])[0]).get("sink", (0, 0, 0))[2]
         first = sinks + N_HEAD  # where a block of tokens begins
-        self._head, self._body, self._tail = session.seq_state_parts(0, [0, first, first + N_BODY])
+        self._head, body, self._tail = session.seq_state_parts(0, [0, first, first + N_BODY])
+        self._bodies = [body]
 
     def fill(self, depth: int) -> None:
         """Makes the sequence `depth` tokens long.
@@ -79,5 +80,7 @@ class Copies:
             raise ValueError(
                 f"[copies] expected {COPIED_FROM} tokens and a multiple of {N_BODY} more; got {depth}"
             )
-        bodies = [self._body, *(shifted(self._body, i * N_BODY) for i in range(1, n + 1))]
-        self._session.set_seq_state(0, [self._head, *bodies, shifted(self._tail, n * N_BODY)])
+        while len(self._bodies) <= n:
+            self._bodies.append(shifted(self._bodies[0], len(self._bodies) * N_BODY))
+        tail = shifted(self._tail, n * N_BODY)
+        self._session.set_seq_state(0, [self._head, *self._bodies[: n + 1], tail])
