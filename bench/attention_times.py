@@ -28,6 +28,7 @@ import numpy as np
 
 import record
 from gpu import cuda
+from gpu.copied_rows import COPIED_FROM, Copies
 from inputs import random_rows
 from inputs.random_rows import Side
 from inputs.random_shapes import SHAPES, Shape
@@ -111,10 +112,13 @@ def step_times(path: Path, full: bool, depths: tuple[int, ...], ubatch: int) -> 
     session = _core.Session(
         model, n_ctx=max(depths) + STEPS + 192, kv="f16" if full else "", n_ubatch=ubatch, sink=-1, recent=-1
     )
-    at = 0
+    copies: Copies | None = None
     for depth in (0, *depths):
-        cuda.fill(session, random, model.n_vocab, at, depth)
-        at = depth
+        if depth and copies is None:
+            cuda.fill(session, random, model.n_vocab, 0, COPIED_FROM)
+            copies = Copies(session)
+        if copies is not None:
+            copies.fill(depth)
         steps = []
         for _ in range(ROUNDS):
             for number, token in enumerate(random.integers(0, model.n_vocab, STEPS).tolist()):
