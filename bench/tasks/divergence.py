@@ -133,6 +133,8 @@ class Measuring:
             f"{args.ctx_size} tokens: first halves read as a prompt, second ones decoded token by token and "
             f"scored. KLD in nats per token against f16 rows. Bytes are those of {SERVED} tokens."
         )
+        if args.chunks > 1:
+            yield "The row of f16 is f16 with half as many windows at a time: how products round, no loss."
         if args.samples:
             yield f"Numbers: {len(DEPTHS) * args.samples} in texts of 6000 characters."
         if ran := next((row["ran"] for row in self.rows if "cuda" in row["ran"]), ""):
@@ -149,8 +151,9 @@ def command_line(args: argparse.Namespace) -> str:
 
 
 def main() -> int:
+    args = parser().parse_args()
     try:
-        return Measuring(parser().parse_args()).run()
+        return Measuring(args).run()
     except SystemExit as error:
         print(error.code, file=sys.stderr)
         return 2

@@ -1092,6 +1092,12 @@ int main(int argc, char** argv) {
         prompt.options.sink = prompt.options.recent = -1;
         prompt.options.kv = "f16";
         if (shape.encoded != Shape::random) compare(file, prompt);
+        if (shape.k_path == std::string("full") && shape.v_path == std::string("full")) {
+            Combination rotated = none;
+            rotated.name = "full/full, rotated rows in q4_0";
+            rotated.options.kv = "q4_0";
+            CHECK_MSG(compare(file, rotated), rotated.name + ": not a legal one");
+        }
         if (splits(shape)) {
             Combination both = none;
             both.name = std::string(shape.k_path) + "/" + shape.v_path + ", the first layer on the CPU";
