@@ -81,7 +81,6 @@ class Levers:
             "other": polish.cut(text, sample.tokens.shape[1])[: args.windows],
         }
         self.exact: dict[bytes, torch.Tensor] = {}  # last outputs of the uncompressed model, by windows
-        self.layers: dict[int, Any] = {}
 
     def run(self) -> None:
         for scales in self.args.scales.split(","):
@@ -146,7 +145,7 @@ class Levers:
     def nats(self, plan: Plan, text: str, rows: Any) -> torch.Tensor:
         """[windows, tokens] KL divergence, second halves, with products in f32."""
         model = Compressed(self.work, plan, rows, self.windows["held"][:1], repeats=True)
-        model._layers, found = self.layers, []
+        found = []
         torch.set_float32_matmul_precision("highest")
         for begin in range(0, len(self.windows[text]), 2):
             windows = self.windows[text][begin : begin + 2]
