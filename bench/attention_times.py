@@ -28,6 +28,7 @@ import numpy as np
 
 import record
 from gpu import cuda
+from gpu.copied_rows import COPIED_FROM, Copies
 from inputs import random_rows
 from inputs.random_rows import Side
 from inputs.random_shapes import SHAPES, Shape
@@ -65,6 +66,7 @@ FILES: tuple[tuple[str, str | None, int, str, tuple[int, ...], int], ...] = (
     ("7b", "14", 8, "speed", SHALLOW, MANY),
     ("7b", None, 1, "", SHALLOW, MANY),
 )
+SHARED_KB = {"8.0": 163, "8.7": 163, "9.0": 227, "10.0": 227, "10.3": 227}  # a thread block's; others have 99
 ROUNDS, STEPS = 4, 24  # at a depth; fewer steps than the window holds: none reads a latent at depth 0
 SKIPPED = 3  # of a round: the first run builds the graph, the second records it
 
@@ -111,10 +113,13 @@ def step_times(path: Path, full: bool, depths: tuple[int, ...], ubatch: int) -> 
     session = _core.Session(
         model, n_ctx=max(depths) + STEPS + 192, kv="f16" if full else "", n_ubatch=ubatch, sink=-1, recent=-1
     )
-    at = 0
+    copies: Copies | None = None
     for depth in (0, *depths):
-        cuda.fill(session, random, model.n_vocab, at, depth)
-        at = depth
+        if depth and copies is None:
+            cuda.fill(session, random, model.n_vocab, 0, COPIED_FROM)
+            copies = Copies(session)
+        if copies is not None:
+            copies.fill(depth)
         steps = []
         for _ in range(ROUNDS):
             for number, token in enumerate(random.integers(0, model.n_vocab, STEPS).tolist()):
@@ -164,6 +169,7 @@ def main() -> None:
     parser.add_argument(
         "--capabilities", help="compute capabilities that convert takes this file for, such as 8.6,8.9"
     )
+    parser.add_argument("--shared-kb", type=int, help="shared memory of a thread block (default: the GPU's)")
     parser.add_argument(
         "--ubatch", type=int, default=512, help="of the tokens that fill a cache (default 512)"
     )
@@ -173,9 +179,10 @@ def main() -> None:
     build = f"commit {record.commit()}, ggml {info['ggml']}, {info['compiler']}"
     command = f"python bench/attention_times.py {args.out.name}"
     capabilities = args.capabilities.split(",") if args.capabilities else [cuda.ask_gpu("compute_cap")]
+    shared_kb = args.shared_kb or SHARED_KB.get(capabilities[-1], 99)
     with tempfile.TemporaryDirectory() as folder:
         for files in measure_all(Path(folder), args.ubatch):
-            found = gpu_file.document(gpu, capabilities, command, build, files)
+            found = gpu_file.document(gpu, capabilities, command, build, files, shared_kb)
             args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(json.dumps({"coefficients": found["coefficients"], "fit": found["fit"]}, indent=1))
 
