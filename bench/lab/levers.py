@@ -56,7 +56,7 @@ COLUMNS = [
     Column("us", "µs a layer at 65536", ".1f"),
     Column("seconds", "seconds", ".0f"),
 ]
-BY_FISHER, BOTH = "by Fisher moments", "both"
+BY_FISHER, BOTH = "before", "both"
 
 
 class Levers:
@@ -118,7 +118,7 @@ class Levers:
         began = time.monotonic()
         bought = method._corrected(work, terms, whole, bought, check)
         plan = bought.plan(method.shape, work.spec)
-        self.note(budget, scales, "both, corrected", plan, time.monotonic() - began)
+        self.note(budget, scales, "corrected", plan, time.monotonic() - began)
         if self.args.polish:
             self.polished(budget, scales, plan)
 
@@ -179,7 +179,9 @@ class Levers:
             f"`{self.model.name}`, `--prefer speed`; mean KLD in nats per token against the uncompressed "
             f"model, second halves of {self.args.windows} windows of {self.windows['held'].shape[1]} tokens "
             f"of each text, which nothing was fitted to; products in f32. Seconds of the lever alone, on "
-            f"{self.args.device}, and of decoding a layer by the planner's table."
+            f"{self.args.device}, and of decoding a layer by the planner's table. before: by Fisher moments "
+            f"alone; both: energy is given back, which rows with scales do by themselves, and errors of all "
+            f"tokens are priced; corrected: both, then corrections."
         )
 
 
