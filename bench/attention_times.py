@@ -66,6 +66,7 @@ FILES: tuple[tuple[str, str | None, int, str, tuple[int, ...], int], ...] = (
     ("7b", "14", 8, "speed", SHALLOW, MANY),
     ("7b", None, 1, "", SHALLOW, MANY),
 )
+SHARED_KB = {"8.0": 163, "8.7": 163, "9.0": 227, "10.0": 227, "10.3": 227}  # a thread block's; others have 99
 ROUNDS, STEPS = 4, 24  # at a depth; fewer steps than the window holds: none reads a latent at depth 0
 SKIPPED = 3  # of a round: the first run builds the graph, the second records it
 
@@ -168,6 +169,7 @@ def main() -> None:
     parser.add_argument(
         "--capabilities", help="compute capabilities that convert takes this file for, such as 8.6,8.9"
     )
+    parser.add_argument("--shared-kb", type=int, help="shared memory of a thread block (default: the GPU's)")
     parser.add_argument(
         "--ubatch", type=int, default=512, help="of the tokens that fill a cache (default 512)"
     )
@@ -177,9 +179,10 @@ def main() -> None:
     build = f"commit {record.commit()}, ggml {info['ggml']}, {info['compiler']}"
     command = f"python bench/attention_times.py {args.out.name}"
     capabilities = args.capabilities.split(",") if args.capabilities else [cuda.ask_gpu("compute_cap")]
+    shared_kb = args.shared_kb or SHARED_KB.get(capabilities[-1], 99)
     with tempfile.TemporaryDirectory() as folder:
         for files in measure_all(Path(folder), args.ubatch):
-            found = gpu_file.document(gpu, capabilities, command, build, files)
+            found = gpu_file.document(gpu, capabilities, command, build, files, shared_kb)
             args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(json.dumps({"coefficients": found["coefficients"], "fit": found["fit"]}, indent=1))
 

@@ -81,6 +81,7 @@ def measure(runner: Runner, path: Path, name: str, kv: str, args: argparse.Names
     options = [
         f"--{key}={value}" for key, value in {**sizes, "ubatch": args.ubatch, "depths": depths}.items()
     ]
+    options += ["--copies"] if args.copies else []
     program = str(HERE / "cuda.py")
     runner.run(sys.executable, program, str(path), f"--kv={kv}", *options, f"--json={found}")
     rows: Rows = json.loads(found.read_text())["rows"]
@@ -146,6 +147,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prefill", type=int, default=2048)
     parser.add_argument("--prefill-depth", type=int, default=16384)
     parser.add_argument("--ubatch", type=int, default=0, help="0 (default): as sessions choose")
+    parser.add_argument(
+        "--copies", action="store_true", help="fill deep caches with copies of rows (cuda.py)"
+    )
     parser.add_argument("--llama-bench", metavar="PATH")
     parser.add_argument("--llama-kv", default="f16", help="its cache types, such as f16,q8_0")
     parser.add_argument("--card", choices=CARDS, help="measure as on this card, in kind")

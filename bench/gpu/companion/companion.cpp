@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -20,7 +19,6 @@ constexpr int64_t trial_ns = 40'000'000;          // longer than the copies of a
 constexpr size_t buffer_bytes = size_t{1} << 31;  // far beyond L2
 constexpr size_t copied_bytes = size_t{1} << 28;
 constexpr size_t n_seen = 1024;
-constexpr double pressure = 0.7;  // readers who can leave so much of what is wanted keep their rate beside any program
 constexpr int step = 4;
 constexpr int least_left = 32;      // multiprocessors
 constexpr int64_t patience_s = 20;  // in which a GPU that works ends a burst
@@ -60,8 +58,7 @@ const Card& card() {
 }
 
 void Companion::read(const Choice& choice, int64_t ns) {
-    check(read_memory({buffer_, buffer_bytes, choice.blocks, choice.way, choice.rate, ns, ++n_readings_ * 7919, read_},
-                      readers_),
+    check(read_memory({buffer_, buffer_bytes, choice.blocks, choice.rate, ns, ++n_readings_ * 7919, read_}, readers_),
           "readers");
 }
 
@@ -102,32 +99,25 @@ Companion::Found Companion::beside(const Choice& choice) {
     return found;
 }
 
-// The fewest readers who can leave a light program clearly less than the card's bandwidth, then the rate at which they leave just that. A copy has
-// several times as much in flight as a matrix product with one token, or attention to a cache: beside readers who leave a copy 1.0 TB/s
+// The fewest readers who can leave a light program less than the card's bandwidth, then the rate at which they leave just that. A copy has
+// several times as much in flight as a matrix product with one token, or attention to a cache: beside readers who left a copy 1.0 TB/s
 // these had 0.36.
 void Companion::choose() {
     const double wanted = card().bytes_per_second;
-    double fewest = alone_.light;
-    Choice best;
-    for (int blocks = std::max(step, real_ - card().multiprocessors);
-         blocks <= real_ - least_left && fewest > pressure * wanted; blocks += step) {
-        for (const Way way : ways) {
-            const double left = beside({way, blocks, 0.0}).light;
-            if (left >= fewest) continue;
-            fewest = left;
-            best = {way, blocks, 0.0};
-        }
+    double left = alone_.light;
+    int blocks = std::max(step, real_ - card().multiprocessors);
+    for (; left > wanted && blocks <= real_ - least_left; blocks += step) {
+        chosen_ = {blocks, 0.0};
+        left = beside(chosen_).light;
     }
-    chosen_ = best;
-    if (fewest > wanted) {
-        std::fprintf(stderr, "[consumer] expected readers that leave %.2f TB/s; got %.2f beside %d (%s)\n",
-                     wanted / 1e12, fewest / 1e12, best.blocks, name_of(best.way));
+    if (left > wanted) {
+        std::fprintf(stderr, "[consumer] expected readers that leave %.2f TB/s; got %.2f beside %d\n", wanted / 1e12,
+                     left / 1e12, chosen_.blocks);
         if (number_of("CONSUMER_ANY") == 0) std::_Exit(2);
         return;
     }
-    // what they ask for is less than memory moves for them, or more
     double low = 0.0;
-    double high = 4.0 * alone_.copied;
+    double high = alone_.copied;
     for (int i = 0; i < 10; i++) {
         chosen_.rate = (low + high) / 2.0;
         (beside(chosen_).light > wanted ? low : high) = chosen_.rate;
@@ -135,28 +125,19 @@ void Companion::choose() {
     chosen_.rate = high;
 }
 
-// What an earlier run chose, on the same GPU: way, readers, rate.
+// What an earlier run chose, on the same GPU: readers, rate.
 bool Companion::given() {
     const char* const text = std::getenv("CONSUMER_CHOICE");
-    char name[16] = "";
-    double rate = 0.0;
-    int blocks = 0;
-    if (text == nullptr || std::sscanf(text, "%15[a-z],%d,%lf", name, &blocks, &rate) != 3) return false;
-    for (const Way way : ways) {
-        if (std::strcmp(name, name_of(way)) == 0) chosen_ = {way, blocks, rate};
-    }
-    return chosen_.blocks > 0 && chosen_.blocks < real_;
+    return text != nullptr && std::sscanf(text, "%d,%lf", &chosen_.blocks, &chosen_.rate) == 2 && chosen_.blocks > 0 &&
+           chosen_.blocks < real_;
 }
 
-// For whoever looks into it: what readers of every number and kind leave.
+// For whoever looks into it: what readers of every number leave.
 void Companion::survey() {
-    for (const Way way : ways) {
-        for (const int blocks : {4, 8, 12, 16, 24, 32, 48, 64}) {
-            const Found found = beside({way, blocks, 0.0});
-            std::fprintf(stderr,
-                         "[consumer] survey: %d readers (%s): a copy moves %.2f TB/s, reading %.2f, lightly %.2f\n",
-                         blocks, name_of(way), found.copied / 1e12, found.read / 1e12, found.light / 1e12);
-        }
+    for (int blocks = 8; blocks <= real_ - least_left; blocks += 8) {
+        const Found found = beside({blocks, 0.0});
+        std::fprintf(stderr, "[consumer] survey: %d readers: a copy moves %.2f TB/s, reading %.2f, lightly %.2f\n",
+                     blocks, found.copied / 1e12, found.read / 1e12, found.light / 1e12);
     }
 }
 
@@ -215,14 +196,13 @@ void Companion::start() try {
     if (card().reads) runner_ = std::thread([this] { run(); });
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
     before_ = now();
-    std::fprintf(
-        stderr,
-        "[consumer] before: %d of %d multiprocessors left (small blocks reached %d) beside %s,%d,%.0f; reading "
-        "lightly gets %.2f TB/s of %.2f wanted, reading %.2f, a copy %.2f; alone %.2f, %.2f, %.2f; readers "
-        "ask for %.2f\n",
-        multiprocessors(), real_, reached(), name_of(chosen_.way), chosen_.blocks, chosen_.rate, before_.light / 1e12,
-        card().bytes_per_second / 1e12, before_.read / 1e12, before_.copied / 1e12, alone_.light / 1e12,
-        alone_.read / 1e12, alone_.copied / 1e12, before_.reading / 1e12);
+    std::fprintf(stderr,
+                 "[consumer] before: %d of %d multiprocessors left (small blocks reached %d) beside %d,%.0f; reading "
+                 "lightly gets %.2f TB/s of %.2f wanted, reading %.2f, a copy %.2f; alone %.2f, %.2f, %.2f; readers "
+                 "ask for %.2f\n",
+                 multiprocessors(), real_, reached(), chosen_.blocks, chosen_.rate, before_.light / 1e12,
+                 card().bytes_per_second / 1e12, before_.read / 1e12, before_.copied / 1e12, alone_.light / 1e12,
+                 alone_.read / 1e12, alone_.copied / 1e12, before_.reading / 1e12);
     report(nullptr);
     measuring_ = false;
 } catch (const std::exception& problem) {
@@ -255,8 +235,8 @@ void Companion::report(const Found* after) {
                      ", \"%s\": {\"copy_gb_per_s\": %.0f, \"read_gb_per_s\": %.0f, \"light_read_gb_per_s\": %.0f}",
                      when, found.copied / 1e9, found.read / 1e9, found.light / 1e9);
     };
-    std::fprintf(file, "{\"multiprocessors\": %d, \"of\": %d, \"choice\": \"%s,%d,%.0f\"", multiprocessors(), real_,
-                 name_of(chosen_.way), chosen_.blocks, chosen_.rate);
+    std::fprintf(file, "{\"multiprocessors\": %d, \"of\": %d, \"choice\": \"%d,%.0f\"", multiprocessors(), real_,
+                 chosen_.blocks, chosen_.rate);
     write("alone", alone_);
     write("before", before_);
     if (after != nullptr) write("after", *after);

@@ -32,7 +32,6 @@ public:
 
 private:
     struct Choice {
-        Way way = Way::load;
         int blocks = 0;
         double rate = 0.0;  // bytes a second that they ask for; 0: as many as they can
     };

@@ -56,7 +56,7 @@ private:
 struct Work {
     char* buffer;
     size_t bytes;
-    double chunks_per_ns;  // of a block that loads, of a warp that gathers
+    double chunks_per_ns;  // of a block
     int64_t ns;
     uint64_t first;
     unsigned long long* read;
@@ -106,38 +106,6 @@ __global__ void __launch_bounds__(32) load_chunks(Work work) {
 #endif
 }
 
-constexpr int gather_stride = 256;  // bytes
-constexpr int gathered_bytes = 32 * 1024;
-
-// Every warp takes pieces of memory of its own, and loads past L1 into shared memory: n_groups of n_words are in flight a thread.
-__global__ void __launch_bounds__(1024) gather_chunks(Work work) {
-    constexpr int n_words = gathered_bytes / gather_stride / 32;
-    constexpr int n_groups = 3;
-    static_assert(n_groups * n_words * 16 * 1024 <= block_shared);
-    extern __shared__ __align__(128) char stages[];
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const uint64_t policy = read_once();
-    const uint64_t warp = (uint64_t{blockIdx.x} * blockDim.x + threadIdx.x) / 32;
-    const uint64_t n_warps = uint64_t{gridDim.x} * blockDim.x / 32;
-    Schedule schedule(work.chunks_per_ns, work.ns);
-    uint64_t asked = 0;
-    while (__shfl_sync(~0u, lane == 0 && schedule.next(), 0)) {
-        const int slot = static_cast<int>(asked % n_groups) * n_words;
-        const uint64_t from = (work.first + asked++ * n_warps + warp) * gathered_bytes;
-        const char* const chunk = work.buffer + (from & (work.bytes - 1));
-        for (int i = 0; i < n_words; i++) {
-            const uint32_t to = shared_address(stages + ((slot + i) * 1024 + static_cast<int>(threadIdx.x)) * 16);
-            asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0], [%1], 16, %2;" ::"r"(to),
-                         "l"(chunk + (i * 32 + lane) * gather_stride), "l"(policy)
-                         : "memory");
-        }
-        asm volatile("cp.async.commit_group;" ::: "memory");
-        asm volatile("cp.async.wait_group %0;" ::"n"(n_groups - 1) : "memory");
-    }
-    asm volatile("cp.async.wait_all;" ::: "memory");
-    if (lane == 0) atomicAdd(work.read, static_cast<unsigned long long>(asked * gathered_bytes));
-}
-
 __global__ void copy(const uint4* from, uint4* to, size_t n) {
     const size_t step = size_t{gridDim.x} * blockDim.x;
     uint32_t sum = 0;
@@ -163,44 +131,26 @@ __global__ void visit(unsigned* seen) {
     }
 }
 
-template <class... Params, class... Args>
-cudaError_t start(void (*kernel)(Params...), int blocks, int threads, cudaStream_t stream, const Args&... args) {
+}  // namespace
+
+cudaError_t prepare() {
+    return cudaFuncSetAttribute(load_chunks, cudaFuncAttributeMaxDynamicSharedMemorySize, block_shared);
+}
+
+cudaError_t read_memory(const Reading& reading, cudaStream_t stream) {
     cudaLaunchAttribute early{};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(blocks));
-    config.blockDim = dim3(static_cast<unsigned>(threads));
+    config.gridDim = dim3(static_cast<unsigned>(reading.blocks));
+    config.blockDim = dim3(1);
     config.dynamicSmemBytes = block_shared;
     config.stream = stream;
     config.attrs = &early;
     config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, kernel, args...);
-}
-
-}  // namespace
-
-const char* name_of(Way way) { return way == Way::gather ? "gather" : "load"; }
-
-cudaError_t prepare() {
-    cudaError_t error = cudaSuccess;
-    const auto fill = [&](auto* kernel) {
-        if (error != cudaSuccess) return;
-        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, block_shared);
-    };
-    fill(load_chunks);
-    fill(gather_chunks);
-    return error;
-}
-
-cudaError_t read_memory(const Reading& reading, cudaStream_t stream) {
-    const bool load = reading.way == Way::load;
-    const int threads = load ? 1 : 1024;
-    const double askers = reading.blocks * (load ? 1.0 : threads / 32.0);
-    const Work work{
-        reading.buffer, reading.bytes, reading.bytes_per_second / askers / (load ? chunk_bytes : gathered_bytes) * 1e-9,
-        reading.ns,     reading.first, reading.read};
-    return start(load ? load_chunks : gather_chunks, reading.blocks, threads, stream, work);
+    const Work work{reading.buffer, reading.bytes, reading.bytes_per_second / reading.blocks / chunk_bytes * 1e-9,
+                    reading.ns,     reading.first, reading.read};
+    return cudaLaunchKernelEx(&config, load_chunks, work);
 }
 
 cudaError_t copy_memory(const void* from, void* to, size_t n, int light, cudaStream_t stream) {

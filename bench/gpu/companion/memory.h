@@ -8,21 +8,12 @@
 
 namespace consumer {
 
-// How readers keep memory busy. Between programs it goes by what each has in flight, so few multiprocessors must ask for much.
-// On an H200, what 64 of 132 leave to a copy: gather 1.4 TB/s, load 1.5; adds and stores to a word in every 64 bytes 1.6.
-enum class Way {
-    gather,  // loads 16 bytes in every 256, all of which L2 is asked to fetch
-    load,    // loads whole chunks into shared memory
-};
-constexpr Way ways[] = {Way::gather, Way::load};
-const char* name_of(Way way);
-
-// Blocks that each fill a multiprocessor's shared memory, and so keep everything else away from it, read `buffer`.
+// Blocks that each fill a multiprocessor's shared memory, and so keep everything else away from it, load `buffer`. (What asks for more at a
+// time, as 16 bytes in every 256, adds or stores, left a copy no less and programs far less: answers took five times as long.)
 struct Reading {
     char* buffer;
     size_t bytes;  // a power of two
     int blocks;
-    Way way;
     double bytes_per_second;   // of all blocks together; 0: as many as they can
     int64_t ns;                // how long
     uint64_t first;            // chunk to begin with

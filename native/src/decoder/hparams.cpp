@@ -115,7 +115,8 @@ std::vector<HeadShape> read_heads(const GgufFile& file, const HParams& h) {
 
 void read_recurrence(const GgufFile& file, HParams& h) {
     for (int il = 0; il < h.n_layer; il++) {
-        if (h.mixer(il) == Mixer::delta_net && h.delta_net.d_conv == 0) h.delta_net = read_delta_net(file, h.architecture);
+        if (h.mixer(il) == Mixer::delta_net && h.delta_net.d_conv == 0)
+            h.delta_net = read_delta_net(file, h.architecture);
         if (h.mixer(il) == Mixer::mamba2 && h.mamba2.d_conv == 0) h.mamba2 = read_mamba2(file, h.architecture);
     }
     if (h.delta_net.d_conv > 0 && h.mamba2.d_conv > 0) {
@@ -177,7 +178,7 @@ HParams read_hparams(const GgufFile& file) {
     for (int il = 0; il < h.n_layer; il++) {
         const std::string key = dot + "feed_forward_length";
         const auto width = find_layer_u32(file, key, h.n_layer, il);
-        if (!width && of_layers(own_ff)) break;  // no FFN is without experts
+        if (!width && of_layers(own_ff)) break;                             // no FFN is without experts
         const uint32_t least = is_per_layer(file, key, h.n_layer) ? 0 : 1;  // 0: the layer has no FFN
         if (!width || *width < least || *width > 1U << 22) {
             fail(key, "expected a value from ", least, " to ", 1 << 22, "; got ", width.value_or(0));

@@ -18,7 +18,8 @@ void check_gpu_takes(const HParams& h) {
     if (const Mamba2Sizes& sizes = h.mamba2; sizes.d_conv > 0) {
         const bool fits = (sizes.d_state == 128 || sizes.d_state == 256) && sizes.head_dim % 16 == 0;
         if (fits && is_in(d_convs, sizes.d_conv) && sizes.channels() % 128 == 0) return;
-        fail("gpu", "expected Mamba-2 with states of 128 or 256, heads of a multiple of 16 channels, and convolutions of ",
+        fail("gpu",
+             "expected Mamba-2 with states of 128 or 256, heads of a multiple of 16 channels, and convolutions of ",
              "3, 4, 5, 9 or 15 inputs over a multiple of 128 channels; got states of ", sizes.d_state, ", heads of ",
              sizes.head_dim, ", and ", sizes.d_conv, " inputs over ", sizes.channels(), " channels; use -ngl 0");
     }

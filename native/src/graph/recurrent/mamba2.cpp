@@ -30,8 +30,9 @@ ggml_tensor* Mamba2Branch::recur(ggml_tensor* mixed, ggml_tensor* step, const Ma
                                             static_cast<size_t>(sizes_.matrix_floats()) * sizeof(float),
                                             row * static_cast<size_t>(n_each_ * n_seqs_));
     store(states, after, graph_.states_to);
-    ggml_tensor* const y = ggml_view_4d(ctx_, both, hd, n_heads, n_each_, n_seqs_,
-                                        static_cast<size_t>(hd) * sizeof(float), row, row * static_cast<size_t>(n_each_), 0);
+    ggml_tensor* const y =
+        ggml_view_4d(ctx_, both, hd, n_heads, n_each_, n_seqs_, static_cast<size_t>(hd) * sizeof(float), row,
+                     row * static_cast<size_t>(n_each_), 0);
     return ggml_add(ctx_, y, ggml_mul(ctx_, x, w.passed));
 }
 
