@@ -48,11 +48,12 @@ class Cache:
     def share(self, model: Path) -> float:
         """Of the f16 cache's bytes, per cent."""
         from latentkv import _core
+        from latentkv.plan.master import planned
 
         full = _core.Model(str(model)).forecast(SERVED, kv="f16")["total"]
-        kv = "" if self.budget else self.options[1]
-        total = _core.Model(str(self.file)).forecast(SERVED, **({"kv": kv} if kv else {}))["total"]
-        return float(100 * total / full)
+        own = _core.Model(str(self.file))
+        options = {} if self.budget else planned(own, {"kv": self.options[1]})
+        return float(100 * own.forecast(SERVED, **options)["total"] / full)
 
 
 def command(description: str | None) -> argparse.ArgumentParser:

@@ -17,6 +17,7 @@ import pytest
 import record
 from tasks import conversation, divergence, haystack, humaneval, limits, run, together
 from tasks.backend import called
+from tasks.caches import caches
 from tasks.task import Client, Outcome, Problem, Refused, Task
 
 
@@ -263,3 +264,9 @@ def test_a_wrong_command_ends_in_one_line(
     args = arguments(converted("--method", "none"), tmp_path / "x.json", *words)
     assert run.main(args, lambda _: task) == 2
     assert capsys.readouterr().err == f"{why}\n"
+
+
+def test_a_preset_has_a_share_of_f16(plain_gguf: Path, tmp_path: Path) -> None:
+    small, full = (each.share(plain_gguf) for each in caches("small,f16", plain_gguf, tmp_path, "demo"))
+    assert 20 < small < 60
+    assert full == 100
