@@ -29,6 +29,13 @@ bool AttentionBranch::expands_keys(int il) const {
            !in_token_blocks(from_.cache.rows().k_layout(from_.cache.placement().middle(), il));
 }
 
+bool AttentionBranch::rotates_results(int kv) const {
+    const LayerCacheSpec& spec = spec_of(kv);
+    const GraphShape& shape = from_.shape;
+    return shape.on_gpu && shape.fused && shape.n_tokens <= small_batch && from_.constants.hadamard_v != nullptr &&
+           spec.k_path == KPath::full && spec.v_path == VPath::full && !spec.is_mla();
+}
+
 void AttentionBranch::describe(LatentAttnParams& p, int il) const {
     p.n_head = h_.heads_of(il).n_head;
     p.n_kv = h_.heads_of(il).n_kv;
@@ -98,6 +105,7 @@ AttentionNode& AttentionBranch::attention_node(int il, int kv, const Queries& q,
     node.layer = kv;
     node.row_layer = exact != nullptr ? 0 : kv;
     node.on_gpu = from_.shape.on_gpu;
+    if (rotates_results(kv)) node.v_hadamard = static_cast<int>(from_.constants.hadamard_v->ne[0]);
     if (split) {
         LatentAttnParams& p = node.full.emplace();
         describe_full(p, spec, kv);
@@ -175,7 +183,7 @@ ggml_tensor* AttentionBranch::output(ggml_tensor* x, ggml_tensor* gate, int il) 
     const int64_t n_tokens = x->ne[2];
     const int kv = h_.rows_of(il);
     if (spec_of(kv).v_path == VPath::full) {
-        x = ops_.rotate(x, from_.constants.hadamard_v);  // H is its own inverse
+        if (!rotates_results(kv)) x = ops_.rotate(x, from_.constants.hadamard_v);  // H is its own inverse
     } else if (ggml_tensor* const bias = weights_of(kv).attn_v_bias; bias != nullptr) {
         x = ggml_reshape_4d(ctx_, x, hd, heads.n_head / heads.n_kv, heads.n_kv, n_tokens);
         x = ggml_add(ctx_, x, ggml_reshape_3d(ctx_, bias, hd, 1, heads.n_kv));

@@ -106,6 +106,7 @@ const Plan* Attention::plan(const AttentionNode& node, bool full, bool apart) {
     Problem args = problem.constant;
     std::copy_n(problem.regions, max_regions, args.regions);
     if (apart) args.own = inputs_.own_steps(layer.in_ring);
+    args.v_hadamard = node.v_hadamard;
     // Full rows are attended to by a thread block a KV head, two of them on a multiprocessor; six more for what begins anywhere. 8B at 14 %,
     // depth 4096: 3.84, 3.87, 3.45 and 3.43 ms a step with 4, 6, 10 and 16 left free.
     Request request{p, capacity, device_};
