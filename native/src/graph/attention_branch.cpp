@@ -18,12 +18,14 @@ ReferenceInputs& reference_inputs(const GraphSources& from, Graph& graph, int il
 bool AttentionBranch::expands_keys(int il) const {
     const KPath path = from_.model.cache_spec().layers[static_cast<size_t>(il)].k_path;
     const HeadShape& heads = h_.heads_of(il);
-    if (heads.head_dim > most_expanded_head && from_.shape.n_tokens * (heads.n_head / heads.n_kv) < least_flash_rows) {
+    const int n_rows = from_.shape.n_tokens * (heads.n_head / heads.n_kv);
+    if (from_.shape.apart || multiplies_latents(from_.shape.n_tokens, n_rows, heads.head_dim) ||
+        (heads.head_dim > most_expanded_head && n_rows < least_flash_rows)) {
         return false;
     }
     return path != KPath::rebuild && path != KPath::value &&
            !from_.model.layers()[static_cast<size_t>(il)].k_b.empty() && from_.shape.on_gpu && from_.shape.fused &&
-           from_.exact == nullptr && from_.shape.n_tokens >= least_expanded_tokens &&
+           from_.exact == nullptr &&
            !in_token_blocks(from_.cache.rows().k_layout(from_.cache.placement().middle(), il));
 }
 

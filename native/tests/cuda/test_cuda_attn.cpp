@@ -8,6 +8,7 @@
 #include "attn/attn_matrix.h"
 #include "check.h"
 #include "cuda/cuda_case.h"
+#include "cuda/delta_net_case.h"
 #include "ops/cuda/gpu/chain.cuh"
 #include "ops/cuda/kernels/expand/layout.h"
 #include "ops/cuda/step/early_start.h"
@@ -272,7 +273,9 @@ void samples() {
         {"direct", 2, 4, 1, 64, 64, true, Format::q8, 3, 40, 1, 0, 192},
         {"prefill", 2, 4, 1, 0, 0, false, Format::q4, 40, 40, 1, 0, 80},
         {"prefill", 2, 4, 2, 192, 128, false, Format::f16, 40, 40},
-        {"prefill", 8, 1, 8, 768, 832, false, Format::q4, 20, 60},
+        {"prefill", 8, 1, 8, 768, 832, false, Format::q5, 20, 60},
+        {"mla", 4, 2, 4, 256, 192, false, Format::q4, 20, 90},
+        {"mla", 8, 1, 8, 224, 256, false, Format::n3, 9, 60},
         {"expand keys", 4, 4, 4, 320, 384, true, Format::q4},
         {"expand keys", 8, 3, 8, 512, 320, true, Format::q8, 2, 300},
         {"expand keys", 2, 4, 2, 192, 128, true, Format::q2, 5, 500},
@@ -585,6 +588,8 @@ void apart() {
         {"five, of which two are asked", 4, 4, 2, 5, 140, {1, 1, 3, 1, 3}, false, false, 6},
         {"one of six, once", 4, 4, 4, 6, 130, {4, 4, 4, 4, 4, 4}, true},
         {"slots that two sequences share, and a window", 4, 4, 4, 4, 200, {}, true, true, 11, 90},
+        {"forty of 8 rows", 4, 2, 4, 40, 70, {}, true, false, 60},
+        {"twenty that ask one sequence", 2, 3, 2, 20, 40, std::vector<int32_t>(20, 1), true, false, 25},
     };
     unsigned seed = 1700;
     for (const Batch& of : batches) {
@@ -613,9 +618,12 @@ void apart() {
         }
         c.params.regions[0].seq = seq.data();
         DeviceCase device(c.params, lkv::test::device_limits(), true);
-        CHECK_MSG(kernel_of(device) == "mla" && device.args.as<lkv::cuda::MlaPlan>().apart == 1,
-                  s.name + ": planned otherwise");
-        if (of.n_split != 0) device.args.n_split = of.n_split;
+        auto plan = device.args.as<lkv::cuda::MlaPlan>();
+        CHECK_MSG(kernel_of(device) == "mla" && plan.apart > 0, s.name + ": planned otherwise");
+        if (of.n_split != 0) {
+            plan.apart = of.n_split;
+            device.args.keep(plan);
+        }
         const double error = relative_error(device.run(), c.oracle());
         CHECK_MSG(error <= rounded_tolerance, s.name + ": relative error " + std::to_string(error));
         DeviceCase together(c.params);
@@ -1807,6 +1815,7 @@ int main(int argc, char** argv) {
     run("turned_heads", true, turned_heads);
     run("rotated_results", true, rotated_results);
     run("products", true, products);
+    run("delta_nets", true, lkv::test::delta_nets);
     run("recorded_steps", true, recorded_steps);
     run("shared_latents", true, shared_latents);
     run("long_parts", false, long_parts);

@@ -326,21 +326,21 @@ private:
             file_.value<uint32_t>(std::string("llama.ssm.") + key, GgufType::u32, value);
         };
         number("conv_kernel", 4);
-        number("state_size", 16);
+        number("state_size", 32);
         number("group_count", 2);
         number("time_step_rank", 4);
-        number("inner_size", 64);
+        number("inner_size", 128);
     }
     void delta_net(const std::string& blk) {
-        product(blk + "attn_qkv.weight", n_embd, 128);
-        product(blk + "attn_gate.weight", n_embd, 64);
-        tensor(blk + "ssm_conv1d.weight", {4, 128}, 0.5);
+        product(blk + "attn_qkv.weight", n_embd, 256);
+        product(blk + "attn_gate.weight", n_embd, 128);
+        tensor(blk + "ssm_conv1d.weight", {4, 256}, 0.5);
         tensor(blk + "ssm_a", {4}, 0.3, -1.0F);
         tensor(blk + "ssm_dt.bias", {4}, 0.5, -1.0F);
         product(blk + "ssm_beta.weight", n_embd, 4);
         product(blk + "ssm_alpha.weight", n_embd, 4);
-        tensor(blk + "ssm_norm.weight", {16}, 0.1, 1.0F);
-        product(blk + "ssm_out.weight", 64, n_embd);
+        tensor(blk + "ssm_norm.weight", {32}, 0.1, 1.0F);
+        product(blk + "ssm_out.weight", 128, n_embd);
     }
 
     void tensor(const std::string& name, const std::vector<int64_t>& ne, double deviation, float mean = 0.0F) {
@@ -642,6 +642,20 @@ std::vector<float> decode(const File& file, const lkv::SessionOptions& options, 
     return logits;
 }
 
+// The calls, of those whose last tokens' logits `got` and `want` are, that differ by more than `tolerance`.
+std::string unlike_calls(const std::vector<float>& got, const std::vector<float>& want, double tolerance) {
+    std::string calls;
+    for (size_t at = 0; at < want.size(); at += n_vocab) {
+        const auto part = [at](const std::vector<float>& all) {
+            return std::vector<float>(all.begin() + static_cast<ptrdiff_t>(at),
+                                      all.begin() + static_cast<ptrdiff_t>(at + n_vocab));
+        };
+        const double error = relative_error(part(got), part(want));
+        if (error > tolerance) calls += " " + std::to_string(at / n_vocab) + ": " + std::to_string(error);
+    }
+    return calls;
+}
+
 // Whether the combination is a legal one.
 bool compare(const File& file, const Combination& c, int n_gpu_layers = 99) {
     std::vector<float> want;
@@ -670,8 +684,8 @@ bool compare(const File& file, const Combination& c, int n_gpu_layers = 99) {
         tolerance = std::max(tolerance,
                              1.2 * relative_error(want, decode(file.twin(5e-4F, i), c.options, on_gpu(0), c.prompt)));
     }
-    CHECK_MSG(error <= tolerance,
-              c.name + ": relative error " + std::to_string(error) + ", the formats cost " + std::to_string(formats));
+    CHECK_MSG(error <= tolerance, c.name + ": relative error " + std::to_string(error) + ", the formats cost " +
+                                      std::to_string(formats) + ", calls" + unlike_calls(got, want, tolerance));
     return true;
 }
 

@@ -36,8 +36,8 @@ PartBytes Attention::prepare(const Graph& graph, cudaStream_t stream) {
         const Layer& layer = layers_[node.row_layer];
         bool& alone = middle_alone_[layer.in_ring ? 1 : 0];
         alone = alone && layer.middle_alone;
-        const bool may_be_apart =
-            node.latents && node.latents->n_tokens <= small_batch && inputs_.own_steps(layer.in_ring).counts != nullptr;
+        const bool may_be_apart = node.latents && node.latents->n_tokens <= most_direct_tokens &&
+                                  inputs_.own_steps(layer.in_ring).counts != nullptr;
         if (const Plan* const args = may_be_apart ? plan(node, false, true) : nullptr) hold(of[0], *args);
         for (const bool full : {false, true}) {
             const Plan* const args = plan(node, full, false);

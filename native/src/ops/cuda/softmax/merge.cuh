@@ -377,7 +377,7 @@ __global__ void __launch_bounds__(merge_threads, 1)
     using Channels = typename Block::Channels;
     let_next_start();
     __shared__ MergeShared<Per, Joins> own;
-    const Left left(p);
+    Left left(p);
     const Block of{p, full, own};
     if (of.together) {
         if (threadIdx.x == 0) {
@@ -393,10 +393,14 @@ __global__ void __launch_bounds__(merge_threads, 1)
     if constexpr (By != Product::none) of.load_factor(b, block, 4 * of.warp);
     const int row = of.first_row + of.warp / 4;
     const bool exists = row < of.n_rows;
-    const int count = exists ? left.parts_of(p, small_quotient(row, of.rep)) : 0;
+    int count = exists ? left.parts_of(p, small_quotient(row, of.rep)) : 0;
     const int at = exists ? of.row_at(row) : 0;
     wait_for_previous();
     if constexpr (By == Product::none && !Joins && !Left::means) {
+        if (p.late_slots != 0) {
+            left = Left(p);
+            count = exists ? left.parts_of(p, 0) : 0;
+        }
         if (p.v_hadamard == 0 && left.parts_of(p, 0) == 1) return;  // the only part wrote the result
     }
 
