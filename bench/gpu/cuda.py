@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
@@ -38,6 +39,12 @@ def ask_gpu(field: str) -> str:
 def used_mib() -> int:
     """Memory in use on the first GPU, by all processes: weights, cache, buffers and the driver's own."""
     return int(ask_gpu("memory.used"))
+
+
+def weight_bytes(path: str, model: _core.Model) -> int:
+    """Bytes of weights that a step reads: all but embeddings, where these are not the output's too."""
+    tensors = {tensor.name: tensor.n_bytes for tensor in gguf.GGUFReader(path).tensors}
+    return int(model.size_bytes) - (int(tensors["token_embd.weight"]) if "output.weight" in tensors else 0)
 
 
 def fill(session: _core.Session, random: np.random.Generator, n_vocab: int, at: int, depth: int) -> None:
@@ -104,6 +111,7 @@ def measure(
             "depth": depth,
             "decode_tps": 1.0 / statistics.median(steps),
             "decode_ms_min": 1e3 * min(steps),
+            "bytes_per_token": session.kv_bytes()["per_token"],
         }
         if depth == args.prefill_depth:
             for n in (2, 4, 8):
@@ -146,6 +154,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     result = {
         "model": model.metadata.get("general.name"),
+        "weight_bytes": weight_bytes(args.model, model),
         "rows": rows,
         "device_mib_before": before,
         "build": _core.build_info(),

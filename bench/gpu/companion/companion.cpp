@@ -20,7 +20,7 @@ constexpr size_t buffer_bytes = size_t{1} << 31;  // far beyond L2
 constexpr size_t copied_bytes = size_t{1} << 28;
 constexpr size_t n_seen = 1024;
 constexpr int step = 4;
-constexpr int least_left = 32;      // multiprocessors
+constexpr int least_left = 64;      // multiprocessors
 constexpr int64_t patience_s = 20;  // in which a GPU that works ends a burst
 
 void check(cudaError_t error, const char* what) {
@@ -134,7 +134,7 @@ bool Companion::given() {
 
 // For whoever looks into it: what readers of every number leave.
 void Companion::survey() {
-    for (int blocks = 8; blocks <= real_ - least_left; blocks += 8) {
+    for (int blocks = 8; blocks <= real_ * 2 / 3; blocks += 8) {
         const Found found = beside({blocks, 0.0});
         std::fprintf(stderr, "[consumer] survey: %d readers: a copy moves %.2f TB/s, reading %.2f, lightly %.2f\n",
                      blocks, found.copied / 1e12, found.read / 1e12, found.light / 1e12);

@@ -8,6 +8,7 @@
 #include "attn/attn_matrix.h"
 #include "check.h"
 #include "cuda/cuda_case.h"
+#include "cuda/delta_net_case.h"
 #include "ops/cuda/gpu/chain.cuh"
 #include "ops/cuda/kernels/expand/layout.h"
 #include "ops/cuda/step/early_start.h"
@@ -1814,6 +1815,7 @@ int main(int argc, char** argv) {
     run("turned_heads", true, turned_heads);
     run("rotated_results", true, rotated_results);
     run("products", true, products);
+    run("delta_nets", true, lkv::test::delta_nets);
     run("recorded_steps", true, recorded_steps);
     run("shared_latents", true, shared_latents);
     run("long_parts", false, long_parts);

@@ -2,8 +2,8 @@
 // the thread blocks that are chosen for it find the bytes that were there before the chain, until all of their threads wait for the others.
 // A kernel that reads too early computes with stale bytes then, as it may on a GPU, and one that writes too early stops the program.
 //
-// A chain is what was launched on a device since the last copy, memset or synchronization. Events do not end it: in a recorded step kernels
-// start early across streams too.
+// A chain is what was launched to start early on a device since the last copy, memset, synchronization or other launch. Events do not end it:
+// in a recorded step kernels start early across streams too.
 #pragma once
 
 #include <cstddef>

@@ -366,7 +366,6 @@ void close_others(int device) {
     const std::lock_guard held(mutex);
     end_chain_of_others(device);
     for (int other = 0; other < n_devices; other++) set_closed(other, other != device);
-    continue_chain(device);
 }
 
 void open_all() {
@@ -480,8 +479,12 @@ bool launch(dim3 grid, dim3 threads, dim3 cluster, size_t shared_bytes, bool ear
         grid.y % cluster.y != 0 || cluster.z != 1) {
         return false;
     }
-    if (!early) end_chain();
     close_others(current);
+    if (early) {
+        continue_chain(current);
+    } else {
+        end_chain();
+    }
     waited = false;
     Choice chosen(static_cast<size_t>(grid.x / cluster.x) * (grid.y / cluster.y) * grid.z);
     for (unsigned z = 0; z < grid.z; z++) {

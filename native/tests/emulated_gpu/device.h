@@ -40,7 +40,7 @@ bool set_device(int device);
 void* allocate(size_t bytes, int of);
 void free(void* at);
 int device_of(const void* at);  // host: it is nobody's else
-// Only this device's memory may be touched from now on, by what continues its chain (chain.h): who touches another's stops the program.
+// Only this device's memory may be touched from now on: who touches another's stops the program.
 void close_others(int device);
 // A copy may touch all, and waits for all.
 extern std::atomic<size_t> copied_bytes;  // between host and device, or on it

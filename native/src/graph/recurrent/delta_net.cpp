@@ -1,8 +1,14 @@
 #include "graph/recurrent/delta_net.h"
 
+#include <array>
+
 #include "graph/recurrent/state_tensors.h"
 
 namespace lkv {
+
+void gpu_delta_net_node(ggml_tensor*, int, int, void*) {
+    GGML_ABORT("[gpu] expected this node on the GPU's executor");
+}
 
 DeltaNetBranch::Inputs DeltaNetBranch::inputs(ggml_tensor* x, const DeltaNetWeights& w) const {
     if (w.packed == nullptr) return {ops_.linear(x, w.qkv, nullptr), ops_.linear(x, w.gate, nullptr)};
@@ -83,8 +89,35 @@ ggml_tensor* DeltaNetBranch::recur(ggml_tensor* qkv, const Gates& gates, const D
                         token_bytes * static_cast<size_t>(n_each_), 0);
 }
 
+bool DeltaNetBranch::is_step() const {
+    const int hd = sizes_.head_dim;
+    return from_.shape.on_gpu && n_each_ <= small_batch && (hd == 32 || hd == 64 || hd == 128) && sizes_.d_conv <= 4;
+}
+
+ggml_tensor* DeltaNetBranch::step(ggml_tensor* x, const DeltaNetWeights& w, int il) {
+    const Inputs in = inputs(x, w);
+    ggml_tensor* const beta = ops_.linear(x, w.beta_alpha == nullptr ? w.beta : w.beta_alpha, nullptr);
+    ggml_tensor* const alpha = w.beta_alpha == nullptr ? ops_.linear(x, w.alpha, nullptr) : beta;
+    graph_.delta_nets.resize(static_cast<size_t>(h_.n_layer));
+    DeltaNetNode& node = graph_.delta_nets[static_cast<size_t>(il)];
+    node = {&sizes_,
+            &w,
+            from_.states->conv(il),
+            from_.states->matrices(il),
+            static_cast<int>(n_seqs_),
+            static_cast<int>(n_each_),
+            static_cast<int>(n_states_),
+            h_.norm_eps};
+    std::array args = {in.qkv, in.gate, beta, alpha, graph_.states_from, graph_.states_to};
+    ggml_tensor* const made = ggml_custom_4d(ctx_, GGML_TYPE_F32, sizes_.value_width(), x->ne[1], 1, 1, args.data(),
+                                             static_cast<int>(args.size()), gpu_delta_net_node, 1, &node);
+    ggml_build_forward_expand(graph_.nodes, made);  // it writes states, whoever reads what it makes
+    return made;
+}
+
 ggml_tensor* DeltaNetBranch::build(ggml_tensor* x, int il) {
     const DeltaNetWeights& w = from_.model.layers()[static_cast<size_t>(il)].delta_net;
+    if (is_step()) return ops_.linear(step(x, w, il), w.output, nullptr);
     const Inputs in = inputs(x, w);
     ggml_tensor* const now = ggml_reshape_3d(ctx_, in.qkv, sizes_.channels(), n_each_, n_seqs_);
     ggml_tensor* const qkv = convolved(now, w.conv, nullptr, il);  // [channels, n_each, n_seqs]

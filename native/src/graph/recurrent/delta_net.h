@@ -19,6 +19,9 @@ private:
         ggml_tensor* decay;  // [1, n_v_heads, n_each, n_seqs], logarithms
         ggml_tensor* beta;
     };
+    // All after the products of x, before that of the output, as one node [value_width, n_tokens]
+    ggml_tensor* step(ggml_tensor* x, const DeltaNetWeights& w, int il);
+    bool is_step() const;  // of a GPU, and few tokens
     struct Inputs {
         ggml_tensor* qkv;   // [channels, n_tokens]
         ggml_tensor* gate;  // [value_width, n_tokens], of the output
