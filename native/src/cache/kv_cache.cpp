@@ -29,7 +29,7 @@ void check_eviction(const KvCacheOptions& options) {
 size_t state_bytes(const HParams& hparams, int first_layer, int end_layer) {
     size_t bytes = 0;
     for (int il = first_layer; il < end_layer; il++) {
-        if (!hparams.attends(il)) bytes += static_cast<size_t>(hparams.delta_net.state_floats()) * sizeof(float);
+        if (hparams.recurs(il)) bytes += static_cast<size_t>(hparams.state_floats()) * sizeof(float);
     }
     return bytes;
 }

@@ -76,7 +76,7 @@ void read_mixers(const GgufFile& file, const HParams& h, BlockDescription& block
     const auto words = per_layer(key::block_mixers, file.find_string_array(key::block_mixers), h.n_layer);
     for (size_t il = 0; il < words.size(); il++) {
         const auto mixer = schema::parse<Mixer>(schema::mixer_words, words[il]);
-        if (!mixer) fail(key::block_mixers, "expected attention or delta_net; got ", quoted(words[il]));
+        if (!mixer) fail(key::block_mixers, "expected attention, delta_net, mamba2 or none; got ", quoted(words[il]));
         mix(block.layers[il], *mixer);
     }
 }
@@ -172,6 +172,15 @@ void mix_by_recurrence(const GgufFile& file, const HParams& h, int stock_period,
     }
 }
 
+// Layers without KV heads do not attend: they recur, or have an FFN alone where layers have one or the other.
+void mix_by_heads(const GgufFile& file, const HParams& h, Mixer mixer, bool one_branch, BlockDescription& block) {
+    const std::string key = h.architecture + ".attention.head_count_kv";
+    for (int il = 0; il < h.n_layer; il++) {
+        if (find_layer_u32(file, key, h.n_layer, il).value_or(1) > 0) continue;
+        mix(block.layers[static_cast<size_t>(il)], one_branch && h.feeds(il) ? Mixer::none : mixer);
+    }
+}
+
 // Which layers have a window: all but one of so many, the first or the last, or as a list of all layers says.
 std::vector<bool> local_layers(const GgufFile& file, const HParams& h, int stock_period, bool first) {
     const std::string key = h.architecture + ".attention.sliding_window_pattern";
@@ -222,11 +231,15 @@ BlockDescription of_stock(const GgufFile& file, const HParams& h) {
     block.activation = stock.activation;
     block.ffn = stock.ffn;
     const bool has_experts = file.find_u32(h.architecture + ".expert_count").value_or(0) > 0;
+    if (block.ffn == Ffn::gated && stock.may_have_experts && has_experts) block.ffn = Ffn::experts;
     if (stock.experts_beside && has_experts) block.ffn = Ffn::gated_and_experts;
     if (!has_experts && file.has(h.architecture + ".leading_dense_block_count")) block.ffn = Ffn::gated;
     block.expert_norm = file.find_bool(h.architecture + ".expert_weights_norm").value_or(stock.expert_norm);
     block.parallel = stock.parallel;
     block.position = stock.position;
+    if (stock.stock_scales && !file.find_bool(h.architecture + ".rope.scaling.finetuned").value_or(true)) {
+        block.position = Position::none;
+    }
     block.rope_pairing = stock.rope_pairing;
     block.yarn_truncate = stock.yarn_truncate;
     if (stock.root_embedding) block.embedding_scale = std::sqrt(static_cast<float>(h.n_embd));
@@ -247,6 +260,7 @@ BlockDescription of_stock(const GgufFile& file, const HParams& h) {
     block.gate = stock.gate;
     block.norm_after_rope = stock.norm_after_rope;
     if (stock.mixer_period > 0) mix_by_recurrence(file, h, stock.mixer_period, block);
+    if (stock.mixer != Mixer::attention) mix_by_heads(file, h, stock.mixer, stock.one_branch, block);
     if (stock.window_period > 0 && block.layers.front().window > 0) alternate(file, h, stock, block);
     share_rows(file, h, block);
     return block;

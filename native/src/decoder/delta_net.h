@@ -21,7 +21,6 @@ struct DeltaNetSizes {
     // [head_dim, head_dim, n_v_heads].
     int64_t conv_floats() const { return (d_conv - 1) * channels(); }
     int64_t matrix_floats() const { return value_width() * head_dim; }
-    int64_t state_floats() const { return d_conv == 0 ? 0 : conv_floats() + matrix_floats(); }
 };
 
 // From the stock keys `<architecture>.ssm.*`. Errors: Error when one is missing, out of range, or contradicts another.

@@ -74,6 +74,10 @@ std::vector<HeadShape> read_heads(const GgufFile& file, const HParams& h) {
             }
             return static_cast<int>(value);
         };
+        if (!h.attends(il)) {  // keys may say that it has no heads
+            heads.emplace_back();
+            continue;
+        }
         HeadShape shape;
         shape.n_head = within("attention.head_count", 1, 4096, 0);
         shape.n_kv = within("attention.head_count_kv", 1, 4096, shape.n_head);
@@ -103,7 +107,29 @@ std::vector<HeadShape> read_heads(const GgufFile& file, const HParams& h) {
                  ", whose K and V it reads; got ", shape.n_kv, " of ", shape.head_dim);
         }
     }
+    const auto attends = std::find_if(heads.begin(), heads.end(), [](const HeadShape& s) { return s.n_kv > 0; });
+    if (attends == heads.end()) fail(dot + "attention.head_count_kv", "expected a layer that attends; got none");
+    std::replace(heads.begin(), heads.end(), HeadShape(), HeadShape(*attends));
     return heads;
+}
+
+void read_recurrence(const GgufFile& file, HParams& h) {
+    for (int il = 0; il < h.n_layer; il++) {
+        if (h.mixer(il) == Mixer::delta_net && h.delta_net.d_conv == 0)
+            h.delta_net = read_delta_net(file, h.architecture);
+        if (h.mixer(il) == Mixer::mamba2 && h.mamba2.d_conv == 0) h.mamba2 = read_mamba2(file, h.architecture);
+    }
+    if (h.delta_net.d_conv > 0 && h.mamba2.d_conv > 0) {
+        fail(key::block_mixers, "expected recurrent layers of one kind; got delta_net and mamba2");
+    }
+}
+
+// Of files that do not say it. usual: without experts.
+int expert_width(const GgufFile& file, int usual) {
+    for (const TensorInfo& info : file.tensors()) {
+        if (info.n_dims == 3 && info.name.ends_with(".ffn_up_exps.weight")) return static_cast<int>(info.ne[1]);
+    }
+    return usual;
 }
 
 bool has_expert_bias(const GgufFile& file) {
@@ -152,13 +178,14 @@ HParams read_hparams(const GgufFile& file) {
     for (int il = 0; il < h.n_layer; il++) {
         const std::string key = dot + "feed_forward_length";
         const auto width = find_layer_u32(file, key, h.n_layer, il);
-        if (!width && of_layers(own_ff)) break;  // no FFN is without experts
-        if (!width || *width < 1 || *width > 1U << 22) {
-            fail(key, "expected a value from 1 to ", 1 << 22, "; got ", width.value_or(0));
+        if (!width && of_layers(own_ff)) break;                             // no FFN is without experts
+        const uint32_t least = is_per_layer(file, key, h.n_layer) ? 0 : 1;  // 0: the layer has no FFN
+        if (!width || *width < least || *width > 1U << 22) {
+            fail(key, "expected a value from ", least, " to ", 1 << 22, "; got ", width.value_or(0));
         }
         h.n_ffs.push_back(static_cast<int>(*width));
     }
-    h.n_ff = h.n_ffs.empty() ? 0 : h.n_ffs.front();
+    h.n_ff = h.n_ffs.empty() ? 0 : *std::max_element(h.n_ffs.begin(), h.n_ffs.end());
     h.n_embd_layer = read("embedding_length_per_layer_input", 0, 1 << 16, 0);
     for (int il = 0; il < h.n_layer; il++) {
         const std::string key = dot + "attention.head_count";
@@ -168,6 +195,10 @@ HParams read_hparams(const GgufFile& file) {
     }
     h.n_ctx_train = need("context_length", 1, 1 << 30);
     h.block = read_block(file, h);
+    for (int il = 0; il < h.n_layer; il++) {
+        if (h.mixer(il) != Mixer::none || h.feeds(il)) continue;
+        fail(dot + "feed_forward_length", "expected an FFN in layer ", il, ", which mixes no tokens; got none");
+    }
     h.mla = read_mla(file, h.architecture);
     if (h.has_mla() && (h.block.position != Position::rope || h.block.output_gate || h.is_mixed())) {
         fail(dot + "attention.kv_lora_rank", "expected attention with RoPE and without an output gate in every layer, ",
@@ -180,7 +211,7 @@ HParams read_hparams(const GgufFile& file) {
         h.n_expert = need("expert_count", 2, 4096);
         h.n_expert_used = need("expert_used_count", 1, h.n_expert);
         const int n_ff = h.n_ff;
-        h.n_ff = read(own_ff, 1, 1 << 22, std::max(1, h.n_ff / h.n_expert_used));
+        h.n_ff = read(own_ff, 1, 1 << 22, expert_width(file, h.n_ff));
         const int n_shared = read("expert_shared_count", 0, 256, -1);
         h.n_ff_shared = read("expert_shared_feed_forward_length", 0, 1 << 22, n_shared >= 0 ? n_shared * h.n_ff : n_ff);
         h.n_dense_layers = read("leading_dense_block_count", 0, h.n_layer, 0);
@@ -191,9 +222,7 @@ HParams read_hparams(const GgufFile& file) {
     } else if (const uint32_t n = file.find_u32(dot + "expert_count").value_or(0); n > 0) {
         fail(dot + "expert_count", "expected 0 beside an FFN without experts; got ", n);
     }
-    for (int il = 0; il < h.n_layer && !h.is_recurrent(); il++) {
-        if (!h.attends(il)) h.delta_net = read_delta_net(file, h.architecture);
-    }
+    read_recurrence(file, h);
     const char* epsilon =
         h.block.norm == Norm::rms ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon";
     h.norm_eps = read_float(file, dot + epsilon, 0.0F, 1.0F, 1e-5F);

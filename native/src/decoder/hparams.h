@@ -9,6 +9,7 @@
 
 #include "decoder/block.h"
 #include "decoder/delta_net.h"
+#include "decoder/mamba2.h"
 #include "decoder/mla.h"
 #include "decoder/routing.h"
 #include "gguf/reader.h"
@@ -53,6 +54,7 @@ struct HParams {
     int temperature_length = 0;
 
     DeltaNetSizes delta_net;  // where some layers are delta nets
+    Mamba2Sizes mamba2;       // where some layers are of Mamba-2
     MlaSizes mla;             // where layers attend to latents that the model has by itself
 
     float clamp_kqv = 0;  // 0 = none
@@ -71,15 +73,22 @@ struct HParams {
     bool shares_rows() const { return n_layer > 0 && rows_of(n_layer - 1) != n_layer - 1; }  // in some layer
     // Factor of scores.
     float attention_scale(int il) const;
-    bool attends(int layer) const {
-        return block.layers.empty() || block.layers[static_cast<size_t>(layer)].mixer == Mixer::attention;
+    Mixer mixer(int layer) const {
+        return block.layers.empty() ? Mixer::attention : block.layers[static_cast<size_t>(layer)].mixer;
     }
+    bool attends(int layer) const { return mixer(layer) == Mixer::attention; }
+    bool recurs(int layer) const { return !attends(layer) && mixer(layer) != Mixer::none; }
+    bool feeds(int layer) const { return n_ffs.empty() || n_ffs[static_cast<size_t>(layer)] > 0; }  // has an FFN
     bool is_mixed() const {  // whether some layer does not attend
         return std::any_of(block.layers.begin(), block.layers.end(),
                            [](const LayerAttention& layer) { return layer.mixer != Mixer::attention; });
     }
     bool has_experts(int layer) const { return n_expert > 0 && layer >= n_dense_layers; }
-    bool is_recurrent() const { return delta_net.d_conv > 0; }  // in some layer
+    bool is_recurrent() const { return state_floats() > 0; }  // in some layer
+    // What a recurrent layer keeps of a sequence: the last inputs of its convolution, and matrices.
+    int64_t conv_floats() const { return mamba2.d_conv > 0 ? mamba2.conv_floats() : delta_net.conv_floats(); }
+    int64_t matrix_floats() const { return mamba2.d_conv > 0 ? mamba2.matrix_floats() : delta_net.matrix_floats(); }
+    int64_t state_floats() const { return conv_floats() + matrix_floats(); }
 };
 
 // Errors: Error when a key is missing, out of range, or describes a block this runtime does not have.

@@ -5,11 +5,24 @@
 #include "graph/attention_branch.h"
 #include "graph/ffn.h"
 #include "graph/recurrent/delta_net.h"
+#include "graph/recurrent/mamba2.h"
 
 namespace lkv {
 namespace {
 
 constexpr size_t max_nodes_per_layer = 88;
+
+// What mixes tokens, by layer.
+struct Branches {
+    AttentionBranch attention;
+    DeltaNetBranch delta_net;
+    Mamba2Branch mamba2;
+
+    ggml_tensor* build(Mixer mixer, ggml_tensor* x, int il) {
+        if (mixer == Mixer::delta_net) return delta_net.build(x, il);
+        return mixer == Mixer::mamba2 ? mamba2.build(x, il) : attention.build(x, il);
+    }
+};
 
 class Builder {
 public:
@@ -44,11 +57,15 @@ private:
         return ffn(ctx_, graph_.nodes, h_, layer, il, x, hidden);
     }
     ggml_tensor* added(ggml_tensor* x, ggml_tensor* branch, ggml_tensor* post_norm) const;
+    ggml_tensor* after_ffn(ggml_tensor* x, const LayerWeights& layer, int il) {
+        ggml_tensor* const input = normed(x, layer.ffn_norm, layer.ffn_norm_bias);
+        return added(x, fed(input, x, layer, il), layer.ffn_post_norm);
+    }
     ggml_tensor* finished(ggml_tensor* x, const LayerWeights& layer, int il) const {
         x = with_token_part(x, layer, il);
         return layer.output_scale == nullptr ? x : ggml_mul(ctx_, x, layer.output_scale);
     }
-    ggml_tensor* layer(AttentionBranch& attention, DeltaNetBranch& delta_net, ggml_tensor* x, int il);
+    ggml_tensor* layer(Branches& branches, ggml_tensor* x, int il);
     ggml_tensor* output(ggml_tensor* x) const;
 
     const GraphSources& from_;
@@ -79,7 +96,7 @@ bool Builder::has_rope() const {
 
 bool Builder::has_recurrence() const {
     for (int il = first_layer(); il < end_layer(); il++) {
-        if (!h_.attends(il)) return true;
+        if (h_.recurs(il)) return true;
     }
     return false;
 }
@@ -173,14 +190,19 @@ ggml_tensor* Builder::added(ggml_tensor* x, ggml_tensor* branch, ggml_tensor* po
 }
 
 // The hidden state after a layer; null after the last one where only its rows are wanted.
-ggml_tensor* Builder::layer(AttentionBranch& attention, DeltaNetBranch& delta_net, ggml_tensor* x, int il) {
+ggml_tensor* Builder::layer(Branches& branches, ggml_tensor* x, int il) {
     const LayerWeights& weights = model_.layers()[static_cast<size_t>(il)];
+    const bool is_last = il == h_.n_layer - 1;
+    if (h_.mixer(il) == Mixer::none) {
+        if (is_last && shape_.n_outputs == 0) return nullptr;
+        if (is_last && graph_.out_ids != nullptr) x = ggml_get_rows(ctx_, x, graph_.out_ids);
+        return finished(after_ffn(x, weights, il), weights, il);
+    }
     ggml_tensor* input = normed(x, weights.attn_norm, weights.attn_norm_bias);
     ggml_tensor* const attention_input =
         weights.attn_norm_2 == nullptr ? input : ops_.norm(x, weights.attn_norm_2, weights.attn_norm_2_bias);
-    ggml_tensor* attended =
-        h_.attends(il) ? attention.build(attention_input, il) : delta_net.build(attention_input, il);
-    if (il == h_.n_layer - 1) {
+    ggml_tensor* attended = branches.build(h_.mixer(il), attention_input, il);
+    if (is_last) {
         if (shape_.n_outputs == 0) return nullptr;
         if (graph_.out_ids != nullptr) {
             attended = ggml_get_rows(ctx_, attended, graph_.out_ids);
@@ -195,8 +217,7 @@ ggml_tensor* Builder::layer(AttentionBranch& attention, DeltaNetBranch& delta_ne
         return finished(x, weights, il);
     }
     x = added(x, attended, weights.attn_post_norm);
-    ggml_tensor* const ffn_input = normed(x, weights.ffn_norm, weights.ffn_norm_bias);
-    return finished(added(x, fed(ffn_input, x, weights, il), weights.ffn_post_norm), weights, il);
+    return finished(h_.feeds(il) ? after_ffn(x, weights, il) : x, weights, il);
 }
 
 // Hidden states to logits, or to the states after the last norm.
@@ -215,10 +236,9 @@ void Builder::build() {
         graph_.out_ids = input(GGML_TYPE_I32, shape_.n_outputs, 1, "out_ids");
     }
     if (!shape_.fused) add_reference_inputs();
-    AttentionBranch attention(from_, ops_, graph_);
-    DeltaNetBranch delta_net(from_, ops_, graph_);
+    Branches branches{{from_, ops_, graph_}, {from_, ops_, graph_}, {from_, ops_, graph_}};
     for (int il = first_layer(); il < end_layer(); il++) {
-        x = layer(attention, delta_net, x, il);
+        x = layer(branches, x, il);
         if (x == nullptr) return;
     }
     ggml_tensor*& result = ends ? graph_.result : graph_.hidden_out;

@@ -11,6 +11,7 @@
 #include "ggml-cpp.h"
 #include "graph/constants.h"
 #include "graph/ggml_entry.h"
+#include "graph/recurrent/gpu_node.h"
 #include "graph/reference/reference.h"
 #include "model/model.h"
 
@@ -41,6 +42,7 @@ struct Graph {
     std::vector<ReferenceInputs> evicting;  // one per layer if some layers evict, each with its own slots
     std::vector<AttentionNode> attention;   // one per layer of the model; nodes point into it
     std::vector<AttentionNode> writers;     // with exact rows: where the layer's rows go in the cache
+    std::vector<DeltaNetNode> delta_nets;   // one per layer of the model where some are single nodes
 };
 
 // What a lazily prefilled prompt attends to: the exact rows of one layer.
@@ -74,6 +76,7 @@ struct GraphShape {
     bool to_middle = true;     // with exact windows of full rows: some token goes to the middle
     bool latents = true;       // the middle holds tokens
     bool ring = true;          // the ring holds tokens
+    bool apart = false;        // few tokens, which should read the slots of their own sequences alone
     int first_layer = 0;       // first layer of the graph
     int end_layer = -1;        // one past the last layer; -1: all layers
 

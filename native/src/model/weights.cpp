@@ -29,6 +29,7 @@ public:
     Loader(const FileTensors& tensors, const HParams& hparams, const LayerCacheSpec& spec, int il)
         : tensors_(tensors),
           h_(hparams),
+          il_(il),
           heads_(hparams.heads_of(il)),
           spec_(spec),
           wq_(hparams.width_q(il)),
@@ -39,7 +40,8 @@ public:
 
     LayerWeights load() {
         load_norms();
-        attends_ ? load_attention() : load_recurrence();
+        load_mixer();
+        if (!h_.feeds(il_)) return std::move(l_);
         has_experts_ ? load_experts() : load_ffn();
         if (h_.block.ffn == Ffn::gated_and_experts) load_beside_experts();
         return std::move(l_);
@@ -64,7 +66,11 @@ private:
         load_values();
     }
     void load_mla();
-    void load_recurrence() { l_.delta_net = load_delta_net(tensors_, h_.delta_net, h_.n_embd, blk_); }
+    void load_mixer() {
+        if (attends_) load_attention();
+        if (h_.mixer(il_) == Mixer::delta_net) l_.delta_net = load_delta_net(tensors_, h_.delta_net, h_.n_embd, blk_);
+        if (h_.mixer(il_) == Mixer::mamba2) l_.mamba2 = load_mamba2(tensors_, h_.mamba2, h_.n_embd, blk_);
+    }
     void load_projections();
     void load_value_projection();
     void load_head_norm(const char* role, int64_t n_heads, ggml_tensor*& of_each, ggml_tensor*& whole) const;
@@ -79,6 +85,7 @@ private:
 
     const FileTensors& tensors_;
     const HParams& h_;
+    const int il_;
     const HeadShape& heads_;
     const LayerCacheSpec& spec_;
     const int64_t wq_;  // of all queries
@@ -244,7 +251,9 @@ void Loader::load_norms() {
     l_.attn_norm_2_bias = optional("attn_norm_2.bias", {d});
     l_.ffn_norm = optional("ffn_norm.weight", {d});
     l_.ffn_norm_bias = optional("ffn_norm.bias", {d});
+    if (!h_.feeds(il_)) return;
     // a branch has a norm: this one is the FFN's under another name
+    if (h_.mixer(il_) == Mixer::none && l_.ffn_norm == nullptr) std::swap(l_.ffn_norm, l_.attn_norm);
     if (l_.ffn_norm == nullptr && l_.ffn_post_norm == nullptr && l_.attn_norm != nullptr) {
         std::swap(l_.ffn_norm, l_.attn_post_norm);
     }

@@ -9,6 +9,7 @@
 #include "ggml.h"
 #include "model/delta_net_weights.h"
 #include "model/file_tensors.h"
+#include "model/mamba2_weights.h"
 #include "model/mla_weights.h"
 
 namespace lkv {
@@ -53,6 +54,7 @@ struct LayerWeights {
 
     MlaWeights mla;             // in place of Q, K and V and their factors, but for attn_v_e
     DeltaNetWeights delta_net;  // in place of all those but the norms, in a layer that does not attend
+    Mamba2Weights mamba2;       // the same
 
     ggml_tensor* ffn_norm = nullptr;  // absent in parallel blocks, or as attn_norm
     ggml_tensor* ffn_norm_bias = nullptr;

@@ -326,21 +326,21 @@ private:
             file_.value<uint32_t>(std::string("llama.ssm.") + key, GgufType::u32, value);
         };
         number("conv_kernel", 4);
-        number("state_size", 16);
+        number("state_size", 32);
         number("group_count", 2);
         number("time_step_rank", 4);
-        number("inner_size", 64);
+        number("inner_size", 128);
     }
     void delta_net(const std::string& blk) {
-        product(blk + "attn_qkv.weight", n_embd, 128);
-        product(blk + "attn_gate.weight", n_embd, 64);
-        tensor(blk + "ssm_conv1d.weight", {4, 128}, 0.5);
+        product(blk + "attn_qkv.weight", n_embd, 256);
+        product(blk + "attn_gate.weight", n_embd, 128);
+        tensor(blk + "ssm_conv1d.weight", {4, 256}, 0.5);
         tensor(blk + "ssm_a", {4}, 0.3, -1.0F);
         tensor(blk + "ssm_dt.bias", {4}, 0.5, -1.0F);
         product(blk + "ssm_beta.weight", n_embd, 4);
         product(blk + "ssm_alpha.weight", n_embd, 4);
-        tensor(blk + "ssm_norm.weight", {16}, 0.1, 1.0F);
-        product(blk + "ssm_out.weight", 64, n_embd);
+        tensor(blk + "ssm_norm.weight", {32}, 0.1, 1.0F);
+        product(blk + "ssm_out.weight", 128, n_embd);
     }
 
     void tensor(const std::string& name, const std::vector<int64_t>& ne, double deviation, float mean = 0.0F) {
@@ -1092,6 +1092,12 @@ int main(int argc, char** argv) {
         prompt.options.sink = prompt.options.recent = -1;
         prompt.options.kv = "f16";
         if (shape.encoded != Shape::random) compare(file, prompt);
+        if (shape.k_path == std::string("full") && shape.v_path == std::string("full")) {
+            Combination rotated = none;
+            rotated.name = "full/full, rotated rows in q4_0";
+            rotated.options.kv = "q4_0";
+            CHECK_MSG(compare(file, rotated), rotated.name + ": not a legal one");
+        }
         if (splits(shape)) {
             Combination both = none;
             both.name = std::string(shape.k_path) + "/" + shape.v_path + ", the first layer on the CPU";

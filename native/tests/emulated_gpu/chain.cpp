@@ -100,7 +100,7 @@ void on_fault(int signal, siginfo_t* info, void*) {
 }
 
 void catch_faults() {
-    struct sigaction action {};
+    struct sigaction action{};
     action.sa_sigaction = on_fault;
     action.sa_flags = SA_SIGINFO;
     sigaction(SIGSEGV, &action, nullptr);

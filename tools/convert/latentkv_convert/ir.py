@@ -221,9 +221,15 @@ class ModelSpec:
         """Rows of attn_q, with the output gate."""
         return self.q_width * (2 if self.block.output_gate else 1)
 
+    def mixer(self, layer: int) -> str:
+        return "attention" if self.block.mixers is None else self.block.mixers[layer]
+
     def attends(self, layer: int) -> bool:
-        """Whether a layer has K and V; one that does not is recurrent."""
-        return self.block.mixers is None or self.block.mixers[layer] == "attention"
+        """Whether a layer has K and V."""
+        return self.mixer(layer) == "attention"
+
+    def recurs(self, layer: int) -> bool:
+        return self.mixer(layer) not in ("attention", "none")
 
     @property
     def attention_layers(self) -> tuple[int, ...]:

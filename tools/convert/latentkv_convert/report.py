@@ -93,7 +93,7 @@ class Report:
         for index, layer in enumerate(self.plan.layers):
             entry: dict[str, Any] = {"layer": index}
             if not self.spec.attends(index):
-                layers.append({**entry, "mixer": "delta_net"})
+                layers.append({**entry, "mixer": self.spec.mixer(index)})
                 continue
             for side in SIDES:
                 chosen = layer.side(side)

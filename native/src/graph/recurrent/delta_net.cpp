@@ -1,12 +1,13 @@
 #include "graph/recurrent/delta_net.h"
 
+#include <array>
+
 #include "graph/recurrent/state_tensors.h"
 
 namespace lkv {
 
-// Rows of what the batch leaves, [floats of a state, as many as `to` has slots], into slots that no node of this graph reads.
-void DeltaNetBranch::store(ggml_tensor* states, ggml_tensor* rows, ggml_tensor* to) {
-    ggml_build_forward_expand(graph_.nodes, ggml_set_rows(ctx_, states, rows, to));
+void gpu_delta_net_node(ggml_tensor*, int, int, void*) {
+    GGML_ABORT("[gpu] expected this node on the GPU's executor");
 }
 
 DeltaNetBranch::Inputs DeltaNetBranch::inputs(ggml_tensor* x, const DeltaNetWeights& w) const {
@@ -23,25 +24,6 @@ DeltaNetBranch::Inputs DeltaNetBranch::inputs(ggml_tensor* x, const DeltaNetWeig
     const int64_t hd = sizes_.head_dim;
     ggml_tensor* const qk = ggml_concat(ctx_, cut(0, hd), cut(hd, hd), 0);
     return {ggml_concat(ctx_, qk, cut(2 * hd, of_v), 0), cut(2 * hd + of_v, of_v)};
-}
-
-ggml_tensor* DeltaNetBranch::convolved(ggml_tensor* qkv, const DeltaNetWeights& w, int il) {
-    ggml_tensor* const states = from_.states->conv(il);
-    const int64_t n_before = sizes_.d_conv - 1;
-    const int64_t channels = sizes_.channels();
-    ggml_tensor* const before =
-        ggml_reshape_3d(ctx_, ggml_get_rows(ctx_, states, graph_.states_from), n_before, channels, n_seqs_);
-    ggml_tensor* const now = ggml_reshape_3d(ctx_, qkv, channels, n_each_, n_seqs_);
-    // [n_before + n_each, channels, n_seqs]
-    ggml_tensor* const inputs = ggml_concat(ctx_, before, ggml_transpose(ctx_, now), 0);
-    for (int64_t back = 0; back < n_states_; back++) {
-        ggml_tensor* const last = ggml_view_3d(ctx_, inputs, n_before, channels, n_seqs_, inputs->nb[1], inputs->nb[2],
-                                               static_cast<size_t>(n_each_ - back) * inputs->nb[0]);
-        ggml_tensor* const to = ggml_view_1d(ctx_, graph_.states_to, n_seqs_,
-                                             static_cast<size_t>(back * n_seqs_) * graph_.states_to->nb[0]);
-        store(states, ggml_reshape_2d(ctx_, ggml_cont(ctx_, last), sizes_.conv_floats(), n_seqs_), to);
-    }
-    return ggml_silu(ctx_, ggml_ssm_conv(ctx_, inputs, w.conv));
 }
 
 DeltaNetBranch::Gates DeltaNetBranch::gates(ggml_tensor* x, const DeltaNetWeights& w) const {
@@ -107,10 +89,38 @@ ggml_tensor* DeltaNetBranch::recur(ggml_tensor* qkv, const Gates& gates, const D
                         token_bytes * static_cast<size_t>(n_each_), 0);
 }
 
+bool DeltaNetBranch::is_step() const {
+    const int hd = sizes_.head_dim;
+    return from_.shape.on_gpu && n_each_ <= small_batch && (hd == 32 || hd == 64 || hd == 128) && sizes_.d_conv <= 4;
+}
+
+ggml_tensor* DeltaNetBranch::step(ggml_tensor* x, const DeltaNetWeights& w, int il) {
+    const Inputs in = inputs(x, w);
+    ggml_tensor* const beta = ops_.linear(x, w.beta_alpha == nullptr ? w.beta : w.beta_alpha, nullptr);
+    ggml_tensor* const alpha = w.beta_alpha == nullptr ? ops_.linear(x, w.alpha, nullptr) : beta;
+    graph_.delta_nets.resize(static_cast<size_t>(h_.n_layer));
+    DeltaNetNode& node = graph_.delta_nets[static_cast<size_t>(il)];
+    node = {&sizes_,
+            &w,
+            from_.states->conv(il),
+            from_.states->matrices(il),
+            static_cast<int>(n_seqs_),
+            static_cast<int>(n_each_),
+            static_cast<int>(n_states_),
+            h_.norm_eps};
+    std::array args = {in.qkv, in.gate, beta, alpha, graph_.states_from, graph_.states_to};
+    ggml_tensor* const made = ggml_custom_4d(ctx_, GGML_TYPE_F32, sizes_.value_width(), x->ne[1], 1, 1, args.data(),
+                                             static_cast<int>(args.size()), gpu_delta_net_node, 1, &node);
+    ggml_build_forward_expand(graph_.nodes, made);  // it writes states, whoever reads what it makes
+    return made;
+}
+
 ggml_tensor* DeltaNetBranch::build(ggml_tensor* x, int il) {
     const DeltaNetWeights& w = from_.model.layers()[static_cast<size_t>(il)].delta_net;
+    if (is_step()) return ops_.linear(step(x, w, il), w.output, nullptr);
     const Inputs in = inputs(x, w);
-    ggml_tensor* const qkv = convolved(in.qkv, w, il);
+    ggml_tensor* const now = ggml_reshape_3d(ctx_, in.qkv, sizes_.channels(), n_each_, n_seqs_);
+    ggml_tensor* const qkv = convolved(now, w.conv, nullptr, il);  // [channels, n_each, n_seqs]
     ggml_tensor* const gate = ggml_silu(ctx_, in.gate);
     ggml_tensor* out = recur(qkv, gates(x, w), w, il);
     out = ops_.norm(out, w.norm, nullptr);

@@ -9,13 +9,12 @@ StateTensors::StateTensors(const HParams& h, const LayerRun& run, int n_slots, g
                            bool allocate)
     : layers_(static_cast<size_t>(h.n_layer)) {
     context_ = tensor_context(ggml_tensor_overhead() * (2 * layers_.size() + 1));
-    const DeltaNetSizes& sizes = h.delta_net;
     for (int il = run.first_layer; il < run.end_layer; il++) {
-        if (h.attends(il)) continue;
+        if (!h.recurs(il)) continue;
         Layer& layer = layers_[static_cast<size_t>(il)];
-        layer.conv = ggml_new_tensor_2d(context_.get(), GGML_TYPE_F32, sizes.conv_floats(), n_slots);
-        layer.matrices = ggml_new_tensor_2d(context_.get(), GGML_TYPE_F32, sizes.matrix_floats(), n_slots);
-        slot_bytes_ += static_cast<size_t>(sizes.state_floats()) * sizeof(float);
+        layer.conv = ggml_new_tensor_2d(context_.get(), GGML_TYPE_F32, h.conv_floats(), n_slots);
+        layer.matrices = ggml_new_tensor_2d(context_.get(), GGML_TYPE_F32, h.matrix_floats(), n_slots);
+        slot_bytes_ += static_cast<size_t>(h.state_floats()) * sizeof(float);
     }
     if (slot_bytes_ == 0) return;
     if (!allocate) {

@@ -18,6 +18,7 @@
 #include "ops/cuda/attend.h"
 #include "runtime/branches.h"
 #include "runtime/cuda/attention.h"
+#include "runtime/cuda/delta_nets.h"
 #include "runtime/cuda/device_storage.h"
 #include "runtime/cuda/ggml/stream.h"
 #include "runtime/cuda/host_copies.h"
@@ -119,6 +120,7 @@ public:
         enter();
         return copies_.copy(pieces, id_, main_.stream());
     }
+    void expect_copies(size_t bytes) override { copies_.pin_ahead(bytes, id_); }
     void take_masses(KvCache& cache) override {
         enter();
         masses_.take(cache, main_.stream());
@@ -374,6 +376,9 @@ ggml_status CudaGpu::run(ggml_cgraph* graph, int first, int end, const Lane& lan
 ggml_status CudaGpu::run_ours(const ggml_tensor* node) {
     ggml_custom_op_t function = nullptr;
     const AttentionNode& attention = attention_of(node, &function);
+    if (function == gpu_delta_net_node) {
+        return started(cuda::delta_net(cuda::delta_net_args(node), main_.stream()), node);
+    }
     if (function == gpu_store_node) return started(run_store(node, attention), node);
     cuda::Attention& kernels = attention_to(attention.cache);
     cudaError_t error = join();

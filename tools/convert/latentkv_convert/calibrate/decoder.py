@@ -20,7 +20,7 @@ from ..source.source import Source
 from . import experts
 from .attention import attention
 from .carried import Carried, Rows
-from .mixers import delta_net, mla
+from .mixers import delta_net, mamba2, mla
 from .normed import HeadNorm, NormedLinear
 from .positions import LayerPositions, Positions
 
@@ -38,10 +38,12 @@ _PRECISE = (
     "ssm_beta",
     "ssm_ba",
 )
-# Stems of a delta net -> where its weight and its bias are.
+_RECURRENT = {"delta_net": delta_net.mixed, "mamba2": mamba2.mixed}
+# Stems of a recurrent layer -> where its weight and its bias are.
 _NUMBERS = {
     "ssm_conv1d": ("ssm_conv1d.weight", "ssm_conv1d.bias"),
     "ssm_a": ("ssm_a", "ssm_a.bias"),
+    "ssm_d": ("ssm_d", "ssm_d.bias"),
     "ssm_dt": ("ssm_dt.weight", "ssm_dt.bias"),
 }
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -176,7 +178,7 @@ class Layer(nn.Module):
             given = carried.rows(x, self.rows_of)[0] if carried is not None and self.spec.shares_kv else None
             branch, made = self.attend(read, positions.of(self.index), watch, given)
         else:
-            branch = delta_net.mixed(self, self.spec, read)
+            branch = _RECURRENT[self.spec.mixer(self.index)](self, self.spec, read)
         branch = self._branch(branch, "post_attention_norm")
         if carried is None:
             return x + branch

@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import native
 from ..ir import SIDES, ModelSpec
-from ..source.recurrent import DeltaNetSizes
+from ..source import recurrent
 
 # Row formats of sink and recent tokens where a plan is free to choose, the widest first. q8 has one scale for
 # a head: with the 256 channels of Gemma 3 270M it costs 0.003 nats, q8_0 on all rows 0.0005.
@@ -122,10 +122,10 @@ def full_cache_bytes(spec: ModelSpec, slots: MiddleSlots) -> int:
 def state_bytes(spec: ModelSpec) -> int:
     """What the runtime holds of one sequence in layers that do not attend, in f32, however long it is: its
     state, and an earlier one."""
-    n_recurrent = spec.n_layer - len(spec.attention_layers)
+    n_recurrent = sum(map(spec.recurs, range(spec.n_layer)))
     if not n_recurrent:
         return 0
-    return int(_core().STATE_SLOTS) * n_recurrent * 4 * DeltaNetSizes.of(spec).state_floats
+    return int(_core().STATE_SLOTS) * n_recurrent * 4 * recurrent.sizes(spec).state_floats
 
 
 def round_up(n: int, multiple: int) -> int:

@@ -141,7 +141,7 @@ class CheckpointSource:
 
     def _check_recurrent(self) -> None:
         """Layers that do not attend have what their kind has, and others what theirs has."""
-        shapes = {} if self.spec.block.mixers is None else recurrent.shapes(self.spec)
+        shapes = recurrent.shapes(self.spec) if recurrent.kind(self.spec) else {}
         for layer in range(self.spec.n_layer if shapes else 0):
             for role in self.spec.tensors_of(layer):
                 place = self._found(role.target, layer)

@@ -71,6 +71,7 @@ def model_spec(parts: GgufParts, where: str) -> ModelSpec:
         extra_tensors=_factors(parts, spec.at(scaled[0] if scaled else 0).n_rot),
         latentkv_keys=_dynamic(values, where),
         layer_tensors=_present(parts, spec),
+        recurrent_tensors=_without_absent_bias(parts, spec),
     )
     recurrent.check_pattern(spec, where, lambda role, layer: f"{prefix(layer)}{role}" in parts)
     _check_tensors(parts, spec, where)
@@ -160,6 +161,15 @@ def _present(parts: GgufParts, spec: ModelSpec) -> tuple[TensorRole, ...]:
     )
 
 
+def _without_absent_bias(parts: GgufParts, spec: ModelSpec) -> tuple[TensorRole, ...]:
+    """Roles of recurrent layers, without a bias of the convolution where the file has none."""
+    first = next(filter(spec.recurs, range(spec.n_layer)), 0)
+    absent = f"{prefix(first)}ssm_conv1d.bias" not in parts
+    return tuple(
+        role for role in spec.recurrent_tensors if not (absent and role.target == "ssm_conv1d.bias")
+    )
+
+
 def behind(parts: GgufParts, spec: ModelSpec) -> list[str]:
     """Tensors of blocks after the trunk."""
     begins = tuple(prefix(layer) for layer in range(spec.n_layer, int(spec.keys["block_count"])))
@@ -189,7 +199,8 @@ def _check_tensors(parts: GgufParts, spec: ModelSpec, where: str) -> None:
         roles += [f"attn_{side}.bias" for side in held if f"{prefix(layer)}attn_{side}.bias" in parts]
         shapes |= {role: _shape(own, role) for role in roles}
         expected |= {prefix(layer) + role: shape for role, shape in shapes.items()}
-    if any(name.endswith(".ssm_in.weight") for name in parts.names()):
+    is_delta_net = recurrent.kind(spec) == "delta_net"
+    if is_delta_net and any(name.endswith(".ssm_in.weight") for name in parts.names()):
         older = "ssm_in, which older converters write"
         raise ConvertError(where, "attn_qkv and attn_gate in recurrent layers", older, "get a newer file")
     for name, shape in expected.items():

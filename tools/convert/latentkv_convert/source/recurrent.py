@@ -13,6 +13,66 @@ from ..ir import ModelSpec
 
 
 @dataclass(frozen=True)
+class Mamba2Sizes:
+    """`heads` of `width` channels, each with `state` numbers a channel; `groups` of heads share what they
+    write into their states and read of them; the convolution sees `kernel` tokens."""
+
+    heads: int
+    width: int
+    state: int
+    groups: int
+    kernel: int
+
+    @staticmethod
+    def of(spec: ModelSpec) -> Mamba2Sizes:
+        names = ("time_step_rank", "inner_size", "state_size", "group_count", "conv_kernel")
+        heads, inner, *others = (int(spec.keys[f"ssm.{name}"]) for name in names)
+        return Mamba2Sizes(heads, inner // heads, *others)
+
+    @property
+    def keys(self) -> dict[str, int]:
+        """Stock GGUF keys."""
+        return {
+            "ssm.conv_kernel": self.kernel,
+            "ssm.state_size": self.state,
+            "ssm.group_count": self.groups,
+            "ssm.time_step_rank": self.heads,
+            "ssm.inner_size": self.inner,
+        }
+
+    @property
+    def inner(self) -> int:
+        return self.heads * self.width
+
+    @property
+    def shared(self) -> int:
+        return self.groups * self.state
+
+    @property
+    def channels(self) -> int:
+        """What the convolution takes."""
+        return self.inner + 2 * self.shared
+
+    @property
+    def state_floats(self) -> int:
+        """As of a delta net."""
+        return (self.kernel - 1) * self.channels + self.inner * self.state
+
+    def shapes(self, n_embd: int) -> dict[str, tuple[int, ...]]:
+        """Role -> shape."""
+        return {
+            "ssm_in.weight": (self.inner + self.channels + self.heads, n_embd),
+            "ssm_conv1d.weight": (self.channels, self.kernel),
+            "ssm_conv1d.bias": (self.channels,),
+            "ssm_dt.bias": (self.heads,),
+            "ssm_a": (self.heads, 1),
+            "ssm_d": (self.heads, 1),
+            "ssm_norm.weight": (self.groups, self.inner // self.groups),
+            "ssm_out.weight": (n_embd, self.inner),
+        }
+
+
+@dataclass(frozen=True)
 class DeltaNetSizes:
     """Heads of `width` channels, n_k for Q and K and n_v for V, of which `shared` have the same Q and K; the
     convolution sees `kernel` tokens."""
@@ -71,9 +131,27 @@ class DeltaNetSizes:
         return np.concatenate([np.arange(n), n + rows])
 
 
+def kind(spec: ModelSpec) -> str:
+    """What mixes tokens in layers that recur, or ""."""
+    return next((mixer for mixer in spec.block.mixers or () if mixer in _KINDS), "")
+
+
+def sizes(spec: ModelSpec) -> DeltaNetSizes | Mamba2Sizes:
+    """Of a model with recurrent layers."""
+    return _KINDS[kind(spec)].of(spec)
+
+
+_KINDS: dict[str, type[DeltaNetSizes] | type[Mamba2Sizes]] = {
+    "delta_net": DeltaNetSizes,
+    "mamba2": Mamba2Sizes,
+}
+
+
 def shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Role -> shape, of the tensors of a gated delta net."""
-    of = DeltaNetSizes.of(spec)
+    """Role -> shape, of the tensors of a recurrent layer."""
+    of = sizes(spec)
+    if isinstance(of, Mamba2Sizes):
+        return of.shapes(spec.n_embd)
     rows = {"attn_qkv": of.channels, "attn_gate": of.inner}
     rows |= {"ssm_ba": 2 * of.n_v, "ssm_beta": of.n_v, "ssm_alpha": of.n_v}
     return {
@@ -94,10 +172,15 @@ def check_pattern(spec: ModelSpec, where: str, has: Callable[[str, int], bool]) 
     """
     if spec.block.mixers is None:
         return
-    own = {True: "attn_q.weight", False: "ssm_out.weight"}
-    kinds = {True: "attention", False: "a delta net"}
-    for layer in range(spec.n_layer):
-        attends = spec.attends(layer)
-        if not has(own[attends], layer):
-            expected = f"{kinds[attends]} in layer {layer}, as the pattern of layers says"
-            raise ConvertError(where, expected, f"no tensor {own[attends]}")
+    kinds = {
+        "attention": ("attn_q.weight", "attention"),
+        "delta_net": ("ssm_out.weight", "a delta net"),
+        "mamba2": ("ssm_out.weight", "Mamba-2"),
+    }
+    for layer, mixer in enumerate(spec.block.mixers):
+        if mixer not in kinds:
+            continue
+        own, name = kinds[mixer]
+        if not has(own, layer):
+            expected = f"{name} in layer {layer}, as the pattern of layers says"
+            raise ConvertError(where, expected, f"no tensor {own}")

@@ -19,7 +19,7 @@ def mixed(live: Any, spec: ModelSpec, x: Tensor) -> Tensor:
     """live: a layer with the modules attn_qkv, attn_gate, ssm_* of its tensors. x [n, T, d] -> [n, T, d]."""
     sizes = DeltaNetSizes.of(spec)
     n_k, width, keys = sizes.n_k, sizes.width, sizes.n_k * sizes.width
-    rows = _convolved(live.attn_qkv(x), live.ssm_conv1d.weight)
+    rows = convolved(live.attn_qkv(x), live.ssm_conv1d)
     q, k, v = rows.split((keys, keys, sizes.inner), dim=-1)
     q, k, v = (part.unflatten(-1, (-1, width)) for part in (q, k, v))
     beta, alpha = _gates(live, x, n_k)
@@ -35,10 +35,12 @@ def mixed(live: Any, spec: ModelSpec, x: Tensor) -> Tensor:
     return output
 
 
-def _convolved(rows: Tensor, weight: Tensor) -> Tensor:
-    """rows [n, T, channels], weight [channels, kernel]: of every channel the latest tokens, and SiLU."""
+def convolved(rows: Tensor, kernels: Numbers) -> Tensor:
+    """rows [n, T, channels], kernels [channels, kernel]: of every channel the latest tokens, and SiLU."""
+    weight, bias = kernels.weight, kernels.bias
     padded = functional.pad(rows.transpose(1, 2), (weight.shape[1] - 1, 0))
-    return functional.silu(functional.conv1d(padded, weight[:, None], groups=len(weight))).transpose(1, 2)
+    made = functional.conv1d(padded, weight[:, None], bias, groups=len(weight))
+    return functional.silu(made).transpose(1, 2)
 
 
 def _gates(live: Any, x: Tensor, n_k: int) -> tuple[Tensor, Tensor]:
@@ -62,7 +64,7 @@ def _rule() -> Any:
 
 
 class Numbers(nn.Module):
-    """The parameters of a delta net that are no linear map: kernels, decays and their offsets."""
+    """The parameters of a recurrent layer that are no linear map: kernels, decays and their offsets."""
 
     def __init__(self, weight: Tensor | None, bias: Tensor | None) -> None:
         super().__init__()

@@ -59,7 +59,11 @@ def config_of(stock: Stock) -> dict[str, Any]:
     """config.json, as far as the file's tensors depend on it."""
     if stock.values.get("rope.scaling.finetuned", True) is not True:
         raise ConvertError(stock.where, "rope.scaling.finetuned true", "false, which means no RoPE here")
-    config = llama.config_of(stock)
+    return scales_of(stock, llama.config_of(stock))
+
+
+def scales_of(stock: Stock, config: dict[str, Any]) -> dict[str, Any]:
+    """config with the factors that the file names."""
     plain = {"attention_multiplier": config["head_dim"] ** -0.5}
     for field, key in _SCALES.items():
         config[field] = stock.number(key, 0, limits.SCALE[1], 0.0) or plain.get(field, 1.0)  # 0 means none
