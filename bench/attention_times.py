@@ -1,7 +1,8 @@
 """What attention to the cache costs on a GPU, measured and fitted: the file that `convert --gpu-times` reads.
 
     python bench/attention_times.py gpu.json
-    python bench/gpu/consumer.py rtx4090 -- python bench/attention_times.py rtx4090.json --gpu "an RTX 4090"
+    python bench/gpu/consumer.py rtx4090 --no-readers -- python bench/attention_times.py rtx4090.json \\
+        --gpu "an RTX 4090, from parts" --capabilities 8.6,8.9 --gb-per-s 937
 
 Random models of a small vocabulary, most of few layers, in the shapes of Llama-3.1-8B and Llama-2-7B: full
 f16 rows, and rows as the planner cuts them for groups of 8 to 1 KV heads at several budgets. A time is the
@@ -28,12 +29,13 @@ import numpy as np
 
 import record
 from gpu import cuda
+from gpu.copied_rows import COPIED_FROM, Copies
 from inputs import random_rows
 from inputs.random_rows import Side
 from inputs.random_shapes import SHAPES, Shape
 from latentkv import _core
 from latentkv_convert.ir import LayerPlan
-from latentkv_convert.plan.times import gpu_file
+from latentkv_convert.plan.times import features, gpu_file
 from latentkv_convert.plan.times.gpu_file import Measured, side_of
 
 N_VOCAB = 2048
@@ -65,6 +67,7 @@ FILES: tuple[tuple[str, str | None, int, str, tuple[int, ...], int], ...] = (
     ("7b", "14", 8, "speed", SHALLOW, MANY),
     ("7b", None, 1, "", SHALLOW, MANY),
 )
+SHARED_KB = {"8.0": 163, "8.7": 163, "9.0": 227, "10.0": 227, "10.3": 227}  # a thread block's; others have 99
 ROUNDS, STEPS = 4, 24  # at a depth; fewer steps than the window holds: none reads a latent at depth 0
 SKIPPED = 3  # of a round: the first run builds the graph, the second records it
 
@@ -111,10 +114,13 @@ def step_times(path: Path, full: bool, depths: tuple[int, ...], ubatch: int) -> 
     session = _core.Session(
         model, n_ctx=max(depths) + STEPS + 192, kv="f16" if full else "", n_ubatch=ubatch, sink=-1, recent=-1
     )
-    at = 0
+    copies: Copies | None = None
     for depth in (0, *depths):
-        cuda.fill(session, random, model.n_vocab, at, depth)
-        at = depth
+        if depth and copies is None:
+            cuda.fill(session, random, model.n_vocab, 0, COPIED_FROM)
+            copies = Copies(session)
+        if copies is not None:
+            copies.fill(depth)
         steps = []
         for _ in range(ROUNDS):
             for number, token in enumerate(random.integers(0, model.n_vocab, STEPS).tolist()):
@@ -126,11 +132,18 @@ def step_times(path: Path, full: bool, depths: tuple[int, ...], ubatch: int) -> 
         yield depth, 1e6 * statistics.median(steps)
 
 
-def measured(spec: Spec, path: Path, ubatch: int) -> Measured:
+def measured(spec: Spec, path: Path, ubatch: int, gb_per_s: float) -> Measured:
+    """gb_per_s: of the memory that rows are read from, where it is slower than here."""
     shape, sides = spec.sizes(), spec.sides()
     steps = dict(step_times(path, spec.share is None, spec.depths, ubatch))
-    us = {depth: (steps[depth] - steps[0]) / shape.n_layer for depth in spec.depths}
     layer = LayerPlan(*(side_of(shape.n_kv, side.path, side.group, side.segments) for side in sides))
+    counted = features.full(shape) if spec.share is None else features.of(shape, layer)
+    assert counted is not None
+    mb = counted.slot.get("full_bytes", 0.0) + counted.slot.get("stored", 0.0)  # of a slot
+    us = {
+        depth: max((steps[depth] - steps[0]) / shape.n_layer, 1e3 * mb * depth / gb_per_s)
+        for depth in spec.depths
+    }
     print(spec.name, {depth: round(each, 1) for depth, each in us.items()}, file=sys.stderr, flush=True)
     return Measured(
         spec.name, f"{steps[0]:.0f} us a step at depth 0", shape.n_layer, shape.n_head, shape.n_kv,
@@ -138,7 +151,7 @@ def measured(spec: Spec, path: Path, ubatch: int) -> Measured:
     )  # fmt: skip
 
 
-def measure_all(folder: Path, ubatch: int) -> Iterator[list[Measured]]:
+def measure_all(folder: Path, ubatch: int, gb_per_s: float) -> Iterator[list[Measured]]:
     """What is measured, after every file."""
     found: list[Measured] = []
     with ThreadPoolExecutor(N_WRITERS) as writers:
@@ -148,7 +161,7 @@ def measure_all(folder: Path, ubatch: int) -> Iterator[list[Measured]]:
             written[n].result()
             if n + N_WRITERS < len(specs):
                 written.append(writers.submit(write, *specs[n + N_WRITERS]))
-            found.append(measured(spec, path, ubatch))
+            found.append(measured(spec, path, ubatch, gb_per_s))
             path.unlink()
             yield found
 
@@ -165,6 +178,13 @@ def main() -> None:
         "--capabilities", help="compute capabilities that convert takes this file for, such as 8.6,8.9"
     )
     parser.add_argument(
+        "--gb-per-s",
+        type=float,
+        default=float("inf"),
+        help="what a kernel that reads gets on the GPU that the file is for, if less than here",
+    )
+    parser.add_argument("--shared-kb", type=int, help="shared memory of a thread block (default: the GPU's)")
+    parser.add_argument(
         "--ubatch", type=int, default=512, help="of the tokens that fill a cache (default 512)"
     )
     args = parser.parse_args()
@@ -173,9 +193,10 @@ def main() -> None:
     build = f"commit {record.commit()}, ggml {info['ggml']}, {info['compiler']}"
     command = f"python bench/attention_times.py {args.out.name}"
     capabilities = args.capabilities.split(",") if args.capabilities else [cuda.ask_gpu("compute_cap")]
+    shared_kb = args.shared_kb or SHARED_KB.get(capabilities[-1], 99)
     with tempfile.TemporaryDirectory() as folder:
-        for files in measure_all(Path(folder), args.ubatch):
-            found = gpu_file.document(gpu, capabilities, command, build, files)
+        for files in measure_all(Path(folder), args.ubatch, args.gb_per_s):
+            found = gpu_file.document(gpu, capabilities, command, build, files, shared_kb)
             args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(json.dumps({"coefficients": found["coefficients"], "fit": found["fit"]}, indent=1))
 

@@ -1,10 +1,13 @@
-"""Quality against bytes: one curve per method from rows of a result.
+"""Divergence over bytes: one curve per method, from the rows of a result.
 
-python bench/curves.py NAME TITLE      draws bench/results/**/NAME.json beside it, its caches named
+    python bench/curves.py qwen-coder --title "Qwen2.5-Coder-1.5B"
+
+draws bench/results/**/qwen-coder.png beside qwen-coder.json.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections import defaultdict
@@ -69,20 +72,44 @@ def draw(rows: list[dict[str, Any]], path: Path, title: str) -> None:
     partial.replace(path)
 
 
-def main(name: str, title: str) -> None:
-    path = next(RESULTS.rglob(f"{name}.json"))
-    found = json.loads(path.read_text(encoding="utf-8"))["rows"]
-    rows = [
-        {
-            "method": "none" if row["family"] == "full K and V" else row["family"],
-            "share": row["share"] / 100,
-            "kld": row["kld"],
-            "label": row["cache"].removeprefix("converted, "),
-        }
-        for row in found
-    ]
-    draw(rows, path.with_suffix(".png"), title)
+def rows_of(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """What draw() takes, of a result whose rows are caches.
+
+    Raises:
+        ValueError: a result of something else.
+    """
+    if missing := {"cache", "share", "kld"} - {column["key"] for column in result["columns"]}:
+        raise ValueError(f"expected a result with columns cache, share, kld; got none of {sorted(missing)}")
+    made = []
+    for row in result["rows"]:
+        if row["cache"].startswith("f16"):
+            continue  # what it loses against itself is rounding
+        family = row.get("family") or ("converted" if "converted" in row["cache"] else "full K and V")
+        method = "none" if family == "full K and V" else family
+        label = row["cache"].removeprefix("converted, ")
+        made.append({"method": method, "share": row["share"] / 100, "kld": row["kld"], "label": label})
+    return made
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("name", metavar="NAME", help="of a file below bench/results, without .json")
+    parser.add_argument("--title", default="", help="above the picture (default: NAME)")
+    parser.add_argument("--out", type=Path, help="the picture's file (default: beside the result)")
+    args = parser.parse_args()
+    found = list(RESULTS.rglob(f"{args.name}.json"))
+    try:
+        if len(found) != 1:
+            raise ValueError(f"expected one {args.name}.json below bench/results; got {len(found)}")
+        rows = rows_of(json.loads(found[0].read_text(encoding="utf-8")))
+    except ValueError as error:
+        print(f"error: [NAME] {error}", file=sys.stderr)
+        return 2
+    draw(rows, args.out or found[0].with_suffix(".png"), args.title or args.name)
+    return 0
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(main())

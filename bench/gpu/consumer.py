@@ -4,29 +4,38 @@
     python bench/gpu/consumer.py rtx4090 --cmake-args        # how the program is built for it
 
 An H100 has three times the memory bandwidth of an RTX 4090 and about as many multiprocessors, so it hides
-what a small cache is for. Here some multiprocessors read memory all the time, until a copy beside them moves
-as many bytes a second as on the card; the program sees the others, the card's compute capability and its
-shared memory a block, and runs code that was compiled for that capability. The bandwidth that is left is
-measured and printed before and after, and written with what is not imitated where --report asks for it.
+what a small cache is for. Here some multiprocessors read memory all the time, until a kernel beside them that
+reads it, with 16 KB in flight a multiprocessor, gets as many bytes a second as the card has; the program sees
+the others, the card's compute capability and its shared memory a block, and runs code that was compiled for
+that capability. What is left is measured and printed before and after, and written with what is not imitated
+where --report asks for it.
 
-What is in flight decides who gets how much. On an H200, 88 of 132 multiprocessors must load to leave a copy
-1.0 TB/s, so two other kinds of readers ask for more at a time; these have run on no GPU yet.
+What is in flight decides who gets how much. Beside readers who left a copy 1.0 TB/s of an H200 (44 of 132
+multiprocessors) f16 attention and matrix products with one token had 0.36, as such a light kernel had. So
+the light one counts; a copy gets more than the card's. Memory answers later than on the card, which no
+readers can help. Where none leave so little, the program is refused; with CONSUMER_ANY=1 it runs all the
+same.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import fcntl
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 HERE = Path(__file__).resolve().parent
 BUILD = HERE.parents[1] / "build" / "consumer"
+DIES_WITH_PARENT = 1  # of prctl
 
 
 @dataclass(frozen=True)
@@ -68,14 +77,50 @@ def companion() -> Path:
     if library.exists() and library.stat().st_mtime >= max(source.stat().st_mtime for source in sources):
         return library
     nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+    if not Path(nvcc).exists():
+        sys.exit(f"[consumer] expected nvcc on the PATH; got none, nor {nvcc}")
     BUILD.mkdir(parents=True, exist_ok=True)
     homes = (os.environ.get("CUDA_HOME", "/usr/local/cuda"), Path(nvcc).resolve().parents[1])
     paths = [f"-rpath={home}/lib64" for home in homes if Path(home, "lib64").exists()]
+    made = BUILD / f"companion.{os.getpid()}.so"
     command = [nvcc, "-std=c++17", "-O2", "-shared", "-cudart", "shared", "-arch=sm_90", "-ldl"]
     command += ["-Xcompiler", "-fPIC,-fvisibility=hidden", *(f"-Xlinker={path}" for path in paths)]
     command += [str(source) for source in sources if source.suffix in (".cu", ".cpp")]
-    subprocess.run([*command, "-o", str(library)], check=True)
-    return library
+    status = subprocess.run([*command, "-o", str(made)]).returncode
+    if status != 0:
+        sys.exit(f"[consumer] expected nvcc to compile {HERE / 'companion'}; got status {status}")
+    return made.replace(library)
+
+
+def alone() -> IO[str]:
+    """A lock that is held: two programs on a GPU share its time, and what either measures is wrong.
+
+    Raises:
+        SystemExit: another program has it.
+    """
+    gpu = "".join(c if c.isalnum() else "-" for c in os.environ.get("CUDA_VISIBLE_DEVICES", "0"))
+    path = Path(tempfile.gettempdir(), f"latentkv-consumer-{gpu}.lock")
+    lock = path.open("a", encoding="utf-8")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit(f"[consumer] expected a GPU without another program in kind; got one, which holds {path}")
+    return lock
+
+
+def die_with_parent() -> None:
+    """In the program's process: whoever kills this program ends that one too."""
+    ctypes.CDLL(None).prctl(DIES_WITH_PARENT, signal.SIGKILL)
+
+
+def run(program: list[str], environment: dict[str, str]) -> int:
+    """The program's exit status."""
+    try:
+        process = subprocess.Popen(program, env=environment, preexec_fn=die_with_parent)
+    except OSError as error:
+        sys.exit(f"[consumer] expected a program; got {program[0]}: {error.strerror}")
+    signal.signal(signal.SIGTERM, lambda *_: process.kill())
+    return process.wait()
 
 
 def described(name: str, card: Card, found: dict[str, Any]) -> dict[str, Any]:
@@ -91,6 +136,7 @@ def main() -> int:
     )
     parser.add_argument("card", choices=CARDS)
     parser.add_argument("--cmake-args", action="store_true", help="print the arguments of cmake, and end")
+    parser.add_argument("--no-readers", action="store_true", help="leave the memory as fast as it is")
     parser.add_argument("--report", type=Path, help="a JSON file: the bandwidth left, and what is left out")
     own, program = sys.argv[1:], []
     if "--" in own:
@@ -102,6 +148,7 @@ def main() -> int:
         return 0
     if not program:
         parser.error("[program] expected a program behind --; got none")
+    held = alone()
     environment = os.environ | {
         "LD_PRELOAD": " ".join(filter(None, (str(companion()), os.environ.get("LD_PRELOAD")))),
         "CUDA_DEVICE_MAX_CONNECTIONS": "32",  # a queue for the companion alone
@@ -111,11 +158,18 @@ def main() -> int:
         "CONSUMER_MULTIPROCESSORS": str(card.multiprocessors),
         "CONSUMER_THREADS": str(card.threads),
     }
+    if args.no_readers:
+        environment["CONSUMER_NO_READERS"] = "1"
     if args.report:
         environment["CONSUMER_REPORT"] = str(args.report)
         args.report.unlink(missing_ok=True)
-    status = subprocess.run(program, env=environment).returncode
-    if args.report and args.report.exists():
+    status = run(program, environment)
+    held.close()
+    if args.report:
+        if not args.report.exists():
+            return status or sys.exit(
+                "[consumer] expected a program that asks the CUDA runtime; got one that does not"
+            )
         found = json.loads(args.report.read_text())
         args.report.write_text(json.dumps(described(args.card, card, found), indent=1) + "\n")
     return status

@@ -2,8 +2,8 @@
 
     python bench/gpu/cuda.py MODEL.gguf --kv f16,q8_0,small --depths 0,4096,16384,65536 --json out.json
 
-Each session fills its cache by prefill and is measured on the way. Times are wall clock around whole
-calls, so they include copying logits and everything else a caller waits for.
+Each session fills its cache by prefill, or with copies of its first rows, and is measured on the way. Times
+are wall clock around whole calls, so they include copying logits and everything else a caller waits for.
 """
 
 from __future__ import annotations
@@ -14,11 +14,16 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
+
+from gpu.copied_rows import COPIED_FROM, Copies
 from latentkv import _core
 from latentkv.plan.master import planned
 
@@ -34,6 +39,12 @@ def ask_gpu(field: str) -> str:
 def used_mib() -> int:
     """Memory in use on the first GPU, by all processes: weights, cache, buffers and the driver's own."""
     return int(ask_gpu("memory.used"))
+
+
+def weight_bytes(path: str, model: _core.Model) -> int:
+    """Bytes of weights that a step reads: all but embeddings, where these are not the output's too."""
+    tensors = {tensor.name: tensor.n_bytes for tensor in gguf.GGUFReader(path).tensors}
+    return int(model.size_bytes) - (int(tensors["token_embd.weight"]) if "output.weight" in tensors else 0)
 
 
 def fill(session: _core.Session, random: np.random.Generator, n_vocab: int, at: int, depth: int) -> None:
@@ -68,19 +79,27 @@ def step_time(
     return statistics.median(times[skipped:])
 
 
-def measure(model: _core.Model, kv: str, depths: list[int], args: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(
+    model: _core.Model, kv: str, depths: list[int], args: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
     """Rows of tokens per second; decode is the median of single steps. Depths rise by more than is measured
     at each: nothing is taken back, which windows and recurrent states would not allow."""
     random = np.random.default_rng(1)
     n_ctx = max(depths) + args.prefill + args.decode * len(depths) + 192
     options = planned(model, {"kv": kv, "n_ubatch": args.ubatch, "sink": args.sink, "recent": args.recent})
     session = _core.Session(model, n_ctx=n_ctx, **options)
-    rows: list[dict[str, Any]] = []
+    copies: Copies | None = None
     at = 0
     for depth in depths:
         if at > depth:
             raise SystemExit(f"error: --depths: expected {at} or more behind the one before; got {depth}")
-        fill(session, random, model.n_vocab, at, depth)
+        if args.copies and depth >= COPIED_FROM:
+            if copies is None:
+                fill(session, random, model.n_vocab, at, COPIED_FROM)
+                copies = Copies(session)
+            copies.fill(depth)
+        else:
+            fill(session, random, model.n_vocab, at, depth)
         steps = []
         for token in random.integers(0, model.n_vocab, args.decode).tolist():
             start = time.perf_counter()
@@ -92,6 +111,7 @@ def measure(model: _core.Model, kv: str, depths: list[int], args: argparse.Names
             "depth": depth,
             "decode_tps": 1.0 / statistics.median(steps),
             "decode_ms_min": 1e3 * min(steps),
+            "bytes_per_token": session.kv_bytes()["per_token"],
         }
         if depth == args.prefill_depth:
             for n in (2, 4, 8):
@@ -104,9 +124,8 @@ def measure(model: _core.Model, kv: str, depths: list[int], args: argparse.Names
             row["prefill_tps"] = args.prefill / (time.perf_counter() - start)
         at = session.seq_pos_max(0) + 1
         row["device_mib"] = used_mib()
-        rows.append(row)
         print(json.dumps(row), file=sys.stderr, flush=True)
-    return rows
+        yield row
 
 
 def main() -> None:
@@ -122,20 +141,29 @@ def main() -> None:
     parser.add_argument("--ubatch", type=int, default=0, help="0 (default): as sessions choose")
     parser.add_argument("--sink", type=int, default=-1, help="exact first tokens (default: the file's)")
     parser.add_argument("--recent", type=int, default=-1, help="exact last tokens (default: the file's)")
+    parser.add_argument(
+        "--copies",
+        action="store_true",
+        help=f"fill beyond {COPIED_FROM} tokens with copies of their rows, not by prefill",
+    )
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     before = used_mib()
     model = _core.Model(args.model, n_gpu_layers=99)
     depths = [int(d) for d in args.depths.split(",")]
-    rows = [row for kv in args.kv.split(",") for row in measure(model, kv, depths, args)]
-    if args.json:
-        result = {
-            "model": model.metadata.get("general.name"),
-            "rows": rows,
-            "device_mib_before": before,
-            "build": _core.build_info(),
-        }
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    rows: list[dict[str, Any]] = []
+    result = {
+        "model": model.metadata.get("general.name"),
+        "weight_bytes": weight_bytes(args.model, model),
+        "rows": rows,
+        "device_mib_before": before,
+        "build": _core.build_info(),
+    }
+    for kv in args.kv.split(","):
+        for row in measure(model, kv, depths, args):
+            rows.append(row)
+            if args.json:
+                args.json.write_text(json.dumps(result, indent=1) + "\n")  # whatever ends it later
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@
 
 Files are random weights in the shape's size, with rows as the planner cuts them (random_model.py), all
 measured in one run. With --llama-bench llama.cpp measures the plain file too, with flash attention and the
-caches of --llama-kv. With --card every program runs as on that card, in kind (consumer.py).
+caches of --llama-kv. With --card every program runs as on that card, in kind (consumer.py); with --parts too,
+memory stays as fast as it is, and the table has what follows from the parts of a step (on_card.py).
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
 
 from gpu import cuda
 from gpu.consumer import CARDS
+from gpu.on_card import Memory, tokens_per_s
 from inputs import random_model, random_rows
 from inputs.random_rows import Side
 from inputs.random_shapes import SHAPES
 from record import RESULTS, Column, save
 
 HERE = Path(__file__).resolve().parent
+LLAMA_SHARE = {"f16": 1.0, "q8_0": 8.5 / 16, "q4_0": 4.5 / 16}  # of f16's bytes
 Rows = list[dict[str, Any]]
 
 
@@ -47,9 +50,10 @@ def files(args: argparse.Namespace) -> dict[str, tuple[Side, Side]]:
 class Runner:
     """Runs programs, as on a card where one is asked for."""
 
-    def __init__(self, card: str | None, folder: Path) -> None:
+    def __init__(self, card: str | None, parts: bool, folder: Path) -> None:
         self.reports: list[dict[str, Any]] = []
         self._card, self._report = card, folder / "consumer.json"
+        self._options = ["--no-readers"] if parts else []
 
     def run(self, *command: str) -> str:
         """What the program prints.
@@ -63,6 +67,7 @@ class Runner:
                 sys.executable,
                 str(HERE / "consumer.py"),
                 self._card,
+                *self._options,
                 "--report",
                 str(self._report),
                 "--",
@@ -81,10 +86,11 @@ def measure(runner: Runner, path: Path, name: str, kv: str, args: argparse.Names
     options = [
         f"--{key}={value}" for key, value in {**sizes, "ubatch": args.ubatch, "depths": depths}.items()
     ]
+    options += ["--copies"] if args.copies else []
     program = str(HERE / "cuda.py")
     runner.run(sys.executable, program, str(path), f"--kv={kv}", *options, f"--json={found}")
-    rows: Rows = json.loads(found.read_text())["rows"]
-    return rows
+    result = json.loads(found.read_text())
+    return [{**row, "weight_bytes": result["weight_bytes"]} for row in result["rows"]]
 
 
 def llama_bench(runner: Runner, path: Path, kv: str, args: argparse.Namespace) -> Rows:
@@ -98,6 +104,21 @@ def llama_bench(runner: Runner, path: Path, kv: str, args: argparse.Namespace) -
         lines = [line for line in runner.run(*of).splitlines() if line.startswith("{")]
         rows += [{"depth": line["n_depth"], key: line["avg_ts"]} for line in map(json.loads, lines)]
     return rows
+
+
+def on_card(measured: dict[str, Rows], memory: Memory) -> dict[str, Rows]:
+    """What a card decodes in a second. llama.cpp's steps read the same weights, and rows of its types."""
+    base = measured["full f16"][0]
+    found: dict[str, Rows] = {}
+    for name, rows in measured.items():
+        here = {row["depth"]: row["decode_tps"] for row in rows if "decode_tps" in row}
+        if 0 not in here:
+            continue
+        of = next((row for row in rows if "bytes_per_token" in row), base)
+        row_bytes = of["bytes_per_token"] * (LLAMA_SHARE[name.split()[-1]] if of is base else 1)
+        rates = tokens_per_s(here, base["weight_bytes"], row_bytes, memory)
+        found[name] = [{"depth": depth, "decode_tps": rate} for depth, rate in rates.items()]
+    return found
 
 
 def table(measured: dict[str, Rows], base: str, keys: list[str]) -> Rows:
@@ -146,11 +167,17 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prefill", type=int, default=2048)
     parser.add_argument("--prefill-depth", type=int, default=16384)
     parser.add_argument("--ubatch", type=int, default=0, help="0 (default): as sessions choose")
+    parser.add_argument(
+        "--copies", action="store_true", help="fill deep caches with copies of rows (cuda.py)"
+    )
     parser.add_argument("--llama-bench", metavar="PATH")
     parser.add_argument("--llama-kv", default="f16", help="its cache types, such as f16,q8_0")
     parser.add_argument("--card", choices=CARDS, help="measure as on this card, in kind")
+    parser.add_argument("--parts", action="store_true", help="with --card: from parts (on_card.py)")
     parser.add_argument("--save", metavar="NAME", help="bench/results/NAME.json")
     args = parser.parse_args()
+    if args.parts and not args.card:
+        parser.error("[parts] expected --card beside --parts; got none")
     chosen = random_rows.chosen_group(args.shape)
     args.groups = [int(n) for n in args.groups.split(",")] if args.groups else [chosen]
     return args
@@ -158,10 +185,14 @@ def parse() -> argparse.Namespace:
 
 def write_table(measured: dict[str, Rows], runner: Runner, args: argparse.Namespace) -> Rows:
     columns = columns_of(args)
+    if args.parts:
+        columns = [column for column in columns if column.key not in ("prefill", "batch")]
+        measured = on_card(measured, Memory.of(runner.reports[0], CARDS[args.card].gb_per_s))
     rows = table(measured, "full f16", [column.key for column in columns])
     if args.save:
         gpu = cuda.ask_gpu("name")
-        where = f"{args.card} in kind, on {gpu}" if args.card else gpu
+        how = "from parts of steps" if args.parts else "in kind"
+        where = f"{args.card} {how}, on {gpu}" if args.card else gpu
         note = f"{where}, {SHAPES[args.shape].name} shape, tokens/s, batch 1."
         command = "python bench/gpu/default_files.py " + " ".join(sys.argv[1:])
         more = {"in_kind": runner.reports} if args.card else {}
@@ -173,7 +204,10 @@ def main() -> None:
     args = parse()
     measured: dict[str, Rows] = {}
     with tempfile.TemporaryDirectory() as folder:
-        runner, path = Runner(args.card, Path(folder)), Path(folder) / "model.gguf"  # one file at a time
+        runner, path = (
+            Runner(args.card, args.parts, Path(folder)),
+            Path(folder) / "model.gguf",
+        )  # one file at a time
         for name, sides in files(args).items():
             random_model.write(SHAPES[args.shape], path, sides, name, 1)
             print(f"wrote {name}", file=sys.stderr, flush=True)

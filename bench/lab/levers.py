@@ -56,7 +56,7 @@ COLUMNS = [
     Column("us", "µs a layer at 65536", ".1f"),
     Column("seconds", "seconds", ".0f"),
 ]
-BY_FISHER, BOTH = "by Fisher moments", "both"
+BY_FISHER, BOTH = "before", "both"
 
 
 class Levers:
@@ -81,7 +81,6 @@ class Levers:
             "other": polish.cut(text, sample.tokens.shape[1])[: args.windows],
         }
         self.exact: dict[bytes, torch.Tensor] = {}  # last outputs of the uncompressed model, by windows
-        self.layers: dict[int, Any] = {}
 
     def run(self) -> None:
         for scales in self.args.scales.split(","):
@@ -119,7 +118,7 @@ class Levers:
         began = time.monotonic()
         bought = method._corrected(work, terms, whole, bought, check)
         plan = bought.plan(method.shape, work.spec)
-        self.note(budget, scales, "both, corrected", plan, time.monotonic() - began)
+        self.note(budget, scales, "corrected", plan, time.monotonic() - began)
         if self.args.polish:
             self.polished(budget, scales, plan)
 
@@ -146,7 +145,7 @@ class Levers:
     def nats(self, plan: Plan, text: str, rows: Any) -> torch.Tensor:
         """[windows, tokens] KL divergence, second halves, with products in f32."""
         model = Compressed(self.work, plan, rows, self.windows["held"][:1], repeats=True)
-        model._layers, found = self.layers, []
+        found = []
         torch.set_float32_matmul_precision("highest")
         for begin in range(0, len(self.windows[text]), 2):
             windows = self.windows[text][begin : begin + 2]
@@ -180,7 +179,9 @@ class Levers:
             f"`{self.model.name}`, `--prefer speed`; mean KLD in nats per token against the uncompressed "
             f"model, second halves of {self.args.windows} windows of {self.windows['held'].shape[1]} tokens "
             f"of each text, which nothing was fitted to; products in f32. Seconds of the lever alone, on "
-            f"{self.args.device}, and of decoding a layer by the planner's table."
+            f"{self.args.device}, and of decoding a layer by the planner's table. before: by Fisher moments "
+            f"alone; both: energy is given back, which rows with scales do by themselves, and errors of all "
+            f"tokens are priced; corrected: both, then corrections."
         )
 
 

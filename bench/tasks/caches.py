@@ -16,6 +16,16 @@ AGAIN = "f16-again"
 SERVED = 32768  # tokens at which whole caches are compared
 
 
+def converted(model: Path, file: Path, options: list[str]) -> None:
+    """Makes a file that is not there yet with `latentkv convert`."""
+    if file.exists():
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    words = [sys.executable, "-m", "latentkv", "convert", str(model), "-o", str(file), "--no-plot", *options]
+    if subprocess.run(words).returncode:
+        raise SystemExit(f"error: [tasks] expected {file.name} to be converted")
+
+
 @dataclass(frozen=True)
 class Cache:
     """A row of a result. budget: of a converted file, ""  for the model's own."""
@@ -33,22 +43,17 @@ class Cache:
 
     def make(self, model: Path, device: str) -> None:
         """Converts where the file is not there yet."""
-        if self.file.exists():
-            return
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        words = [sys.executable, "-m", "latentkv", "convert", str(model), "-o", str(self.file)]
-        words += ["--kv-budget", self.budget, "--device", device, "--no-plot"]
-        if subprocess.run(words).returncode:
-            raise SystemExit(f"error: [tasks] expected {self.file.name} to be converted")
+        converted(model, self.file, ["--kv-budget", self.budget, "--device", device])
 
     def share(self, model: Path) -> float:
         """Of the f16 cache's bytes, per cent."""
         from latentkv import _core
+        from latentkv.plan.master import planned
 
         full = _core.Model(str(model)).forecast(SERVED, kv="f16")["total"]
-        kv = "" if self.budget else self.options[1]
-        total = _core.Model(str(self.file)).forecast(SERVED, **({"kv": kv} if kv else {}))["total"]
-        return float(100 * total / full)
+        own = _core.Model(str(self.file))
+        options = {} if self.budget else planned(own, {"kv": self.options[1]})
+        return float(100 * own.forecast(SERVED, **options)["total"] / full)
 
 
 def command(description: str | None) -> argparse.ArgumentParser:

@@ -3,9 +3,9 @@
     python bench/tasks/conversation.py MODEL [--problems 4] [--device cuda] [--save NAME]
 
 Someone reads a stock list page by page with a tool, and after each page asks for something on an earlier one:
-the shelf of a part (the answer has to contain it), or an order by serial number (the call has to name part
-and quantity). Every answer is judged; what the conversation goes on with is the right one, so all caches read
-the same. A turn that needs a call may say nothing else, so format alone loses nothing: BFCL measures that.
+the shelf of a part, or an order by serial number. Every answer has to be the right call with the right
+arguments; it may not be anything but a call, so format alone loses nothing: BFCL measures that. What the
+conversation goes on with is the right call, so all caches read the same.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ TOOLS = [
         part={"type": "string", "description": "as P-1234"},
         quantity=NUMBER,
     ),
+    tool("tell_shelf", "Tells the user a shelf.", shelf={"type": "string", "description": "as A12"}),
 ]
 
 
@@ -80,7 +81,8 @@ def solve(client: Client, problem: Problem) -> list[Outcome]:
             wanted = {"part": part["part"], "quantity": quantity}
             talk.call("orders", asked, "order", wanted, "ordered", "They are ordered.")
         else:
-            talk.tell("shelves", f"On which shelf is part {part['part']}?", part["shelf"])
+            asked, shelf = f"Tell me the shelf of part {part['part']}.", part["shelf"]
+            talk.call("shelves", asked, "tell_shelf", {"shelf": shelf}, "told", f"It is on shelf {shelf}.")
     return talk.outcomes
 
 
@@ -115,13 +117,6 @@ class Talk:
             {"role": "tool", "tool_call_id": call["id"], "content": result},
             {"role": "assistant", "content": reply},
         ]
-
-    def tell(self, column: str, asked: str, wanted: str) -> None:
-        self.messages.append({"role": "user", "content": asked})
-        answer = self.client.chat(self.messages, 64, tools=TOOLS, tool_choice="none")
-        said = answer["choices"][0]["message"]["content"] or ""
-        self.judged(column, wanted in said, answer, wanted)
-        self.messages.append({"role": "assistant", "content": f"It is on shelf {wanted}."})
 
 
 def task(args: Any) -> Task:

@@ -2,8 +2,9 @@
 
     python bench/tasks/divergence.py MODEL [--device cuda] [-c 4096 --chunks 4] [--save NAME]
 
-Files are converted as a user converts them, and read with the weights as they are. Windows, text and hidden
-numbers are those of bench/ladder.py, which compares methods.
+Files are converted as a user converts them. Products with quantized weights round activations to 8 bits, so
+with them even f16 differs from itself in another batch; --f16 measures with weights in f16, and so the cache
+alone. Windows, text and hidden numbers are those of bench/ladder.py, which compares methods.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from inputs import real_models, texts
 from ladder.cell import DEPTHS, SERVED, Job
 from ladder.climb import last_line, search_path
 from record import RESULTS, Column
-from tasks.caches import Cache, caches, command
+from tasks.caches import Cache, caches, command, converted
 
 COLUMNS = [
     Column("cache", "cache"),
@@ -47,6 +48,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("-c", "--ctx-size", type=int, default=4096)
     made.add_argument("--chunks", type=int, default=4, help="windows, decoded together (default 4)")
     made.add_argument("--samples", type=int, default=8, help="hidden numbers per depth (default 8)")
+    made.add_argument("--f16", action="store_true", help="weights in f16, of the same values")
     made.add_argument("--jobs", type=int, default=1, help="caches beside each other")
     made.add_argument("--restart", action="store_true", help="forget finished caches")
     return made
@@ -56,6 +58,11 @@ class Measuring:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.model = args, real_models.model_path(args.model)
         name = args.name or (args.model if args.model in real_models.MODELS else self.model.stem.lower())
+        self.source = self.model.name
+        if args.f16:
+            quantized, name = self.model, f"{name}-f16"
+            self.model = args.work / f"{name}.gguf"
+            converted(quantized, self.model, ["--method", "none", "--outtype", "f16"])
         self.caches = caches(args.caches, self.model, args.work, name)
         if self.caches[0].name != "f16":
             raise SystemExit(f"error: [--caches] expected f16 first; got {self.caches[0].name}")
@@ -128,11 +135,14 @@ class Measuring:
 
     def note(self) -> Iterator[str]:
         args = self.args
+        weights = "weights in f16" if args.f16 else "its own weights"
         yield (
-            f"`{self.model.name}`; the held-out text of `bench/inputs/texts.py` in {args.chunks} windows of "
-            f"{args.ctx_size} tokens: first halves read as a prompt, second ones decoded token by token and "
-            f"scored. KLD in nats per token against f16 rows. Bytes are those of {SERVED} tokens."
+            f"`{self.source}`, {weights}; the held-out text of `bench/inputs/texts.py` in {args.chunks} "
+            f"windows of {args.ctx_size} tokens: first halves read as a prompt, second ones decoded token by "
+            f"token and scored. KLD in nats per token against f16 rows. Bytes are those of {SERVED} tokens."
         )
+        if args.chunks > 1:
+            yield "The row of f16 is f16 with half as many windows at a time: how products round, no loss."
         if args.samples:
             yield f"Numbers: {len(DEPTHS) * args.samples} in texts of 6000 characters."
         if ran := next((row["ran"] for row in self.rows if "cuda" in row["ran"]), ""):
@@ -144,13 +154,15 @@ def command_line(args: argparse.Namespace) -> str:
     model = args.model if args.model in real_models.MODELS else record.shown(Path(args.model))
     words = ["python", "bench/tasks/divergence.py", model, "--device", args.device]
     words += ["-c", str(args.ctx_size), "--chunks", str(args.chunks), "--samples", str(args.samples)]
+    words += ["--f16"] if args.f16 else []
     words += ["--save", args.save] if args.save else []
     return shlex.join(words)
 
 
 def main() -> int:
+    args = parser().parse_args()
     try:
-        return Measuring(parser().parse_args()).run()
+        return Measuring(args).run()
     except SystemExit as error:
         print(error.code, file=sys.stderr)
         return 2

@@ -72,7 +72,12 @@ def templates() -> dict[str, dict[str, Any]]:
 
 @cache
 def words(*lists: str) -> list[str]:
-    assets = resources.files("wonderwords") / "assets"
+    try:
+        assets = resources.files("wonderwords") / "assets"
+    except ModuleNotFoundError:
+        raise SystemExit(
+            "error: [ruler] expected the package wonderwords; got none; pip install 'latentkv[tasks]'"
+        ) from None
     return [
         line.strip()
         for name in lists

@@ -21,6 +21,7 @@ import record
 from record import RESULTS, Column
 
 COUNTS = ("lost", "won")
+NAMES = {"humaneval": "HumanEval", "ruler": "RULER", "bfcl": "BFCL"}
 NATS = ("kld", "kld_p999", "found")  # of divergence
 
 
@@ -34,7 +35,8 @@ def merged(results: list[tuple[str, dict[str, Any]]]) -> tuple[list[Column], lis
         shares = [each for each in result["columns"] if each["unit"] == "%" and each["key"] != "share"]
         scores = [] if nats else shares
         for each in scores:
-            columns.append(Column(f"{task}_{each['key']}", f"{task}, {each['key']}", ".1f", "%"))
+            label = f"{NAMES.get(task, task)}, {each['label']}"
+            columns.append(Column(f"{task}_{each['key']}", label, ".1f", "%"))
         for row in result["rows"]:
             own = rows.setdefault(row["cache"], {"cache": row["cache"], "share": row["share"]})
             own |= {each["key"]: row[each["key"]] for each in nats}
@@ -59,7 +61,9 @@ def main() -> int:
     for name in args.names.split(","):
         found = list(RESULTS.rglob(f"{name}.json"))
         if len(found) != 1:
-            raise SystemExit(f"error: [names] expected one {name}.json below bench/results; got {len(found)}")
+            why = f"error: [names] expected one {name}.json below bench/results; got {len(found)}"
+            print(why, file=sys.stderr)
+            return 2
         results.append((name.partition("-")[0], json.loads(found[0].read_text(encoding="utf-8"))))
     columns, rows = merged(results)
     command = shlex.join(["python", "bench/tasks/together.py", *sys.argv[1:]])

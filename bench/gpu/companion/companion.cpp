@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -20,8 +19,9 @@ constexpr int64_t trial_ns = 40'000'000;          // longer than the copies of a
 constexpr size_t buffer_bytes = size_t{1} << 31;  // far beyond L2
 constexpr size_t copied_bytes = size_t{1} << 28;
 constexpr size_t n_seen = 1024;
-constexpr double pressure = 0.7;  // readers who can leave so much of what is wanted keep their rate beside any program
 constexpr int step = 4;
+constexpr int least_left = 64;      // multiprocessors
+constexpr int64_t patience_s = 20;  // in which a GPU that works ends a burst
 
 void check(cudaError_t error, const char* what) {
     if (error == cudaSuccess) return;
@@ -32,6 +32,11 @@ void check(cudaError_t error, const char* what) {
 [[noreturn]] void leave(const std::exception& problem) {
     std::fprintf(stderr, "[consumer] %s\n", problem.what());
     std::_Exit(2);
+}
+
+int64_t seconds_now() {
+    return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
 }
 
 double number_of(const char* name) {
@@ -47,13 +52,13 @@ const Card& card() {
                            static_cast<int>(number_of("CONSUMER_CAPABILITY")) / 10,
                            static_cast<int>(number_of("CONSUMER_CAPABILITY")) % 10,
                            static_cast<int>(number_of("CONSUMER_MULTIPROCESSORS")),
-                           static_cast<int>(number_of("CONSUMER_THREADS"))};
+                           static_cast<int>(number_of("CONSUMER_THREADS")),
+                           number_of("CONSUMER_NO_READERS") == 0};
     return card;
 }
 
 void Companion::read(const Choice& choice, int64_t ns) {
-    check(read_memory({buffer_, buffer_bytes, choice.blocks, choice.way, choice.rate, ns, ++n_readings_ * 7919, read_},
-                      readers_),
+    check(read_memory({buffer_, buffer_bytes, choice.blocks, choice.rate, ns, ++n_readings_ * 7919, read_}, readers_),
           "readers");
 }
 
@@ -64,92 +69,75 @@ unsigned long long Companion::bytes_read() {
     return n;
 }
 
-// Bytes read and written in a second, the median of five copies. light: blocks, see copy_memory.
-double Companion::copy(int light) {
-    cudaEvent_t marks[7];
+// Bytes that a copy, or a program that reads only, moves in a second: the median of n. light: blocks, see copy_memory.
+double Companion::moved(bool written, int light, int n) {
+    std::vector<cudaEvent_t> marks(static_cast<size_t>(n) + 2);
     for (cudaEvent_t& mark : marks) check(cudaEventCreate(&mark), "an event");
     check(cudaEventRecord(marks[0], own_), "an event");
-    for (int i = 1; i < 7; i++) {
-        check(copy_memory(copied_, copied_ + copied_bytes, copied_bytes, light, own_), "a copy");
+    for (size_t i = 1; i < marks.size(); i++) {
+        check(copy_memory(copied_, written ? copied_ + copied_bytes : nullptr, copied_bytes, light, own_), "a copy");
         check(cudaEventRecord(marks[i], own_), "an event");
     }
-    check(cudaEventSynchronize(marks[6]), "copies");
+    check(cudaEventSynchronize(marks.back()), "copies");
     std::vector<double> rates;
-    for (int i = 1; i < 6; i++) {
+    for (size_t i = 1; i + 1 < marks.size(); i++) {
         float ms = 0.0f;
         check(cudaEventElapsedTime(&ms, marks[i], marks[i + 1]), "a time");
-        rates.push_back(2.0 * copied_bytes / (ms * 1e-3));
+        rates.push_back((written ? 2.0 : 1.0) * copied_bytes / (ms * 1e-3));
     }
     for (cudaEvent_t mark : marks) cudaEventDestroy(mark);
     std::sort(rates.begin(), rates.end());
-    return rates[2];
+    seen_alive_ = seconds_now();
+    return rates[rates.size() / 2];
 }
 
-double Companion::beside(const Choice& choice) {
+Companion::Found Companion::beside(const Choice& choice) {
     read(choice, trial_ns);
     std::this_thread::sleep_for(std::chrono::milliseconds(2));  // the readers are there first
-    const double copied = copy(0);
+    const Found found{moved(true, 0, 5), moved(false, 0, 5), moved(false, real_ - choice.blocks, 9)};
     check(cudaStreamSynchronize(readers_), "readers that end");
-    return copied;
+    return found;
 }
 
-// The fewest readers who can leave clearly less than the card's bandwidth, then the rate at which they leave just that.
+// The fewest readers who can leave a light program less than the card's bandwidth, then the rate at which they leave just that. A copy has
+// several times as much in flight as a matrix product with one token, or attention to a cache: beside readers who left a copy 1.0 TB/s
+// these had 0.36.
 void Companion::choose() {
     const double wanted = card().bytes_per_second;
-    const int least = std::max(step, real_ - card().multiprocessors);
-    double fewest = alone_;
-    Choice best;
-    for (int blocks = least; blocks <= real_ * 2 / 3 && chosen_.blocks == 0; blocks += step) {
-        for (const Way way : ways) {
-            const double copied = beside({way, blocks, 0.0});
-            if (copied < fewest) {
-                fewest = copied;
-                best = {way, blocks, 0.0};
-            }
-            if (copied <= pressure * wanted) {
-                chosen_ = {way, blocks, 0.0};
-                break;
-            }
-        }
+    double left = alone_.light;
+    int blocks = std::max(step, real_ - card().multiprocessors);
+    for (; left > wanted && blocks <= real_ - least_left; blocks += step) {
+        chosen_ = {blocks, 0.0};
+        left = beside(chosen_).light;
     }
-    if (chosen_.blocks == 0) chosen_ = best;
-    if (fewest > wanted) {
+    if (left > wanted) {
         std::fprintf(stderr, "[consumer] expected readers that leave %.2f TB/s; got %.2f beside %d\n", wanted / 1e12,
-                     fewest / 1e12, best.blocks);
+                     left / 1e12, chosen_.blocks);
         if (number_of("CONSUMER_ANY") == 0) std::_Exit(2);
         return;
     }
-    // what they ask for is less than memory moves for them, or more
     double low = 0.0;
-    double high = 4.0 * alone_;
+    double high = alone_.copied;
     for (int i = 0; i < 10; i++) {
         chosen_.rate = (low + high) / 2.0;
-        (beside(chosen_) > wanted ? low : high) = chosen_.rate;
+        (beside(chosen_).light > wanted ? low : high) = chosen_.rate;
     }
     chosen_.rate = high;
 }
 
-// What an earlier run chose, on the same GPU: way, readers, rate.
+// What an earlier run chose, on the same GPU: readers, rate.
 bool Companion::given() {
     const char* const text = std::getenv("CONSUMER_CHOICE");
-    char name[16] = "";
-    double rate = 0.0;
-    int blocks = 0;
-    if (text == nullptr || std::sscanf(text, "%15[a-z],%d,%lf", name, &blocks, &rate) != 3) return false;
-    for (const Way way : ways) {
-        if (std::strcmp(name, name_of(way)) == 0) chosen_ = {way, blocks, rate};
-    }
-    return chosen_.blocks > 0 && chosen_.blocks < real_;
+    return text != nullptr && std::sscanf(text, "%d,%lf", &chosen_.blocks, &chosen_.rate) == 2 && chosen_.blocks > 0 &&
+           chosen_.blocks < real_;
 }
 
-// For whoever looks into it: what readers of every number and kind leave.
+// For whoever looks into it: what readers of every number leave.
 void Companion::survey() {
-    for (const Way way : ways) {
-        for (const int blocks : {4, 8, 12, 16, 24, 32, 48, 64}) {
-            const double copied = beside({way, blocks, 0.0});
-            std::fprintf(stderr, "[consumer] survey: %d readers (%s): a copy moves %.2f TB/s\n", blocks, name_of(way),
-                         copied / 1e12);
-        }
+    for (int blocks = 8; blocks <= real_ * 2 / 3; blocks += 8) {
+        const Found found = beside({blocks, 0.0});
+        std::fprintf(stderr, "[consumer] survey: %d readers: a copy moves %.2f TB/s, reading %.2f, lightly %.2f\n",
+                     blocks, found.copied / 1e12, found.read / 1e12, found.light / 1e12);
     }
 }
 
@@ -168,20 +156,23 @@ int Companion::reached() {
     return static_cast<int>(found[10]);
 }
 
-// Copies beside the readers that run, for many bursts.
+// What is moved beside the readers that run, for many bursts.
 Companion::Found Companion::now() {
-    std::vector<double> copied;
     const unsigned long long read = bytes_read();
     const auto begin = std::chrono::steady_clock::now();
-    for (int i = 0; i < 9; i++) copied.push_back(copy(0));
+    Found found{moved(true, 0, 45), moved(false, 0, 45), moved(false, multiprocessors(), 5)};
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    const double reading = static_cast<double>(bytes_read() - read) / seconds;
-    std::sort(copied.begin(), copied.end());
-    return {copied[4], copy(multiprocessors()), reading};
+    found.reading = static_cast<double>(bytes_read() - read) / seconds;
+    return found;
 }
 
 void Companion::start() try {
+    seen_alive_ = seconds_now();
+    watcher_ = std::thread([this] { watch(); });
     check(cudaGetDevice(&device_), "a device");
+    int major = 0;
+    check(real_runtime().cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device_), "a capability");
+    if (major != 9) throw std::runtime_error("expected an H100 or H200; got capability " + std::to_string(major));
     check(real_runtime().cudaDeviceGetAttribute(&real_, cudaDevAttrMultiProcessorCount, device_),
           "a count of multiprocessors");
     check(cudaMalloc(reinterpret_cast<void**>(&buffer_), buffer_bytes), "2 GiB of GPU memory to read");
@@ -198,42 +189,70 @@ void Companion::start() try {
     check(cudaDeviceGetStreamPriorityRange(&least, &most), "priorities");
     check(real_runtime().cudaStreamCreateWithPriority(&readers_, cudaStreamNonBlocking, most), "a stream");
     check(real_runtime().cudaStreamCreateWithPriority(&own_, cudaStreamNonBlocking, least), "a stream");
-    copy(0);
-    alone_ = copy(0);
+    moved(true, 0, 5);
+    alone_ = {moved(true, 0, 5), moved(false, 0, 5), moved(false, real_, 5)};
     if (number_of("CONSUMER_SURVEY") > 0) survey();
-    if (!given()) choose();
-    runner_ = std::thread([this] { run(); });
+    if (card().reads && !given()) choose();
+    if (card().reads) runner_ = std::thread([this] { run(); });
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
     before_ = now();
-    std::fprintf(
-        stderr,
-        "[consumer] before: %d of %d multiprocessors left (small blocks reached %d); a copy moves %.2f TB/s, a "
-        "light one %.2f, of %.2f wanted, alone %.2f; readers (%s) ask for %.2f of %.2f\n",
-        multiprocessors(), real_, reached(), before_.copied / 1e12, before_.light / 1e12,
-        card().bytes_per_second / 1e12, alone_ / 1e12, name_of(chosen_.way), before_.reading / 1e12,
-        chosen_.rate / 1e12);
+    std::fprintf(stderr,
+                 "[consumer] before: %d of %d multiprocessors left (small blocks reached %d) beside %d,%.0f; reading "
+                 "lightly gets %.2f TB/s of %.2f wanted, reading %.2f, a copy %.2f; alone %.2f, %.2f, %.2f; readers "
+                 "ask for %.2f\n",
+                 multiprocessors(), real_, reached(), chosen_.blocks, chosen_.rate, before_.light / 1e12,
+                 card().bytes_per_second / 1e12, before_.read / 1e12, before_.copied / 1e12, alone_.light / 1e12,
+                 alone_.read / 1e12, alone_.copied / 1e12, before_.reading / 1e12);
+    report(nullptr);
+    measuring_ = false;
 } catch (const std::exception& problem) {
     leave(problem);
 }
 
 void Companion::end() try {
+    seen_alive_ = seconds_now();
+    measuring_ = true;
     const Found after = now();
     ending_ = true;
-    runner_.join();
-    std::fprintf(stderr, "[consumer] after: a copy moves %.2f TB/s, a light one %.2f; readers ask for %.2f\n",
-                 after.copied / 1e12, after.light / 1e12, after.reading / 1e12);
-    const char* path = std::getenv("CONSUMER_REPORT");
-    if (path == nullptr) return;
-    if (std::FILE* file = std::fopen(path, "w")) {
-        std::fprintf(file,
-                     "{\"multiprocessors\": %d, \"of\": %d, \"choice\": \"%s,%d,%.0f\", \"copy_alone_gb_per_s\": %.0f, "
-                     "\"copy_before_gb_per_s\": %.0f, \"copy_after_gb_per_s\": %.0f, \"light_copy_gb_per_s\": %.0f}\n",
-                     multiprocessors(), real_, name_of(chosen_.way), chosen_.blocks, chosen_.rate, alone_ / 1e9,
-                     before_.copied / 1e9, after.copied / 1e9, after.light / 1e9);
-        std::fclose(file);
-    }
+    if (card().reads) runner_.join();
+    std::fprintf(stderr,
+                 "[consumer] after: reading lightly gets %.2f TB/s, reading %.2f, a copy %.2f; readers ask for %.2f\n",
+                 after.light / 1e12, after.read / 1e12, after.copied / 1e12, after.reading / 1e12);
+    report(&after);
+    ended_ = true;
+    watcher_.join();
 } catch (const std::exception& problem) {
     leave(problem);
+}
+
+// before the program, and again behind it: one that is ended leaves what was found before
+void Companion::report(const Found* after) {
+    const char* path = std::getenv("CONSUMER_REPORT");
+    std::FILE* file = path != nullptr ? std::fopen(path, "w") : nullptr;
+    if (file == nullptr) return;
+    const auto write = [&](const char* when, const Found& found) {
+        std::fprintf(file,
+                     ", \"%s\": {\"copy_gb_per_s\": %.0f, \"read_gb_per_s\": %.0f, \"light_read_gb_per_s\": %.0f}",
+                     when, found.copied / 1e9, found.read / 1e9, found.light / 1e9);
+    };
+    std::fprintf(file, "{\"multiprocessors\": %d, \"of\": %d, \"choice\": \"%d,%.0f\"", multiprocessors(), real_,
+                 chosen_.blocks, chosen_.rate);
+    write("alone", alone_);
+    write("before", before_);
+    if (after != nullptr) write("after", *after);
+    std::fprintf(file, "}\n");
+    std::fclose(file);
+}
+
+// A GPU that ends no burst any more keeps nobody waiting.
+void Companion::watch() {
+    while (!ended_) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+        if (!(card().reads || measuring_) || seconds_now() - seen_alive_ <= patience_s) continue;
+        std::fprintf(stderr, "[consumer] expected work of the companion's to end within %d s; got none\n",
+                     static_cast<int>(patience_s));
+        std::_Exit(3);
+    }
 }
 
 // Two bursts are queued at a time, each of which lets the next start shortly before it ends.
@@ -244,6 +263,7 @@ void Companion::run() try {
         check(cudaEventCreateWithFlags(&end, cudaEventDisableTiming | cudaEventBlockingSync), "an event");
     for (uint64_t n = 0; !ending_; n++) {
         if (n >= 2) check(cudaEventSynchronize(ends[n % 2]), "a burst of reading");
+        seen_alive_ = seconds_now();
         read(chosen_, burst_ns);
         check(cudaEventRecord(ends[n % 2], readers_), "an event");
     }

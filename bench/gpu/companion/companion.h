@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <atomic>
 #include <thread>
 
@@ -18,6 +19,7 @@ struct Card {
     int minor;
     int multiprocessors;
     int threads;  // of a multiprocessor
+    bool reads;   // false: memory stays as fast as it is
 };
 
 const Card& card();
@@ -26,29 +28,32 @@ class Companion {
 public:
     void start();
     void end();
-    int multiprocessors() const { return real_ - chosen_.blocks; }
+    int multiprocessors() const { return std::min(real_ - chosen_.blocks, card().multiprocessors); }
 
 private:
     struct Choice {
-        Way way = Way::load;
         int blocks = 0;
         double rate = 0.0;  // bytes a second that they ask for; 0: as many as they can
     };
+    // Bytes a second.
     struct Found {
-        double copied;   // bytes a second
-        double light;    // by a copy that has less in flight
-        double reading;  // by readers
+        double copied;       // read and written
+        double read;         // by a program that writes nothing
+        double light;        // by one that has as little in flight as most programs
+        double reading = 0;  // by the readers
     };
-    double beside(const Choice& choice);
+    Found beside(const Choice& choice);
     void choose();
     bool given();
     void survey();
     void run();
+    void watch();
+    void report(const Found* after);
     int reached();
     Found now();
     void read(const Choice& choice, int64_t ns);
     unsigned long long bytes_read();
-    double copy(int light);
+    double moved(bool written, int light, int n);
 
     int device_ = 0;
     int real_ = 0;
@@ -59,11 +64,15 @@ private:
     cudaStream_t own_ = nullptr;      // as the program's
     cudaStream_t readers_ = nullptr;  // before the program's
     uint64_t n_readings_ = 0;
-    double alone_ = 0.0;
+    Found alone_{};
     Choice chosen_;
     Found before_{};
+    std::atomic<int64_t> seen_alive_{0};  // seconds of the steady clock
+    std::atomic<bool> measuring_{true};   // else the companion has nothing on the GPU but readers
     std::atomic<bool> ending_{false};
+    std::atomic<bool> ended_{false};
     std::thread runner_;
+    std::thread watcher_;
 };
 
 }  // namespace consumer

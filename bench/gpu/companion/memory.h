@@ -8,21 +8,12 @@
 
 namespace consumer {
 
-// How readers keep memory busy. Between programs it goes by what each has in flight, so few multiprocessors must ask for much.
-enum class Way {
-    add,     // adds to a word in every 64 bytes, waiting for nothing: memory reads and writes 64 bytes for each
-    sparse,  // loads a word in every 128 bytes, all of which L2 fetches
-    load,    // loads whole chunks into shared memory
-};
-constexpr Way ways[] = {Way::add, Way::sparse, Way::load};
-const char* name_of(Way way);
-
-// Blocks that each fill a multiprocessor's shared memory, and so keep everything else away from it, read `buffer`.
+// Blocks that each fill a multiprocessor's shared memory, and so keep everything else away from it, load `buffer`. (What asks for more at a
+// time, as 16 bytes in every 256, adds or stores, left a copy no less and programs far less: answers took five times as long.)
 struct Reading {
     char* buffer;
     size_t bytes;  // a power of two
     int blocks;
-    Way way;
     double bytes_per_second;   // of all blocks together; 0: as many as they can
     int64_t ns;                // how long
     uint64_t first;            // chunk to begin with
@@ -32,7 +23,8 @@ struct Reading {
 cudaError_t prepare();
 cudaError_t read_memory(const Reading& reading, cudaStream_t stream);
 
-// Copies n bytes, a multiple of 16. light: by a block a multiprocessor, as a program that has less in flight.
+// Copies n bytes, a multiple of 16, or reads them only where `to` is null. light: so many thread blocks with 16 KB in
+// flight each, one a multiprocessor, which is what matrix products with one token and attention have.
 cudaError_t copy_memory(const void* from, void* to, size_t n, int light, cudaStream_t stream);
 
 // Small thread blocks, which wait for a while, count in seen[%smid] where they ran.

@@ -143,16 +143,21 @@ void check_template(std::string_view source) {
     }
 }
 
-void check_nesting(std::string_view where, std::string_view text) {
+size_t shallow_part(std::string_view text) {
     int depth = 0;
-    for (const char c : text) {
-        if (c == '[' || c == '{') {
-            if (++depth > deepest_text) {
-                fail(where, "expected brackets nested at most ", deepest_text, " deep; got more");
-            }
-        } else if (c == ']' || c == '}') {
+    for (size_t at = 0; at < text.size(); at++) {
+        if (text[at] == '[' || text[at] == '{') {
+            if (++depth > deepest_text) return at;
+        } else if (text[at] == ']' || text[at] == '}') {
             depth = std::max(0, depth - 1);
         }
+    }
+    return text.size();
+}
+
+void check_nesting(std::string_view where, std::string_view text) {
+    if (shallow_part(text) < text.size()) {
+        fail(where, "expected brackets nested at most ", deepest_text, " deep; got more");
     }
 }
 

@@ -2,6 +2,7 @@
 // nested, its range() builds a list, and a macro may call itself.
 #pragma once
 
+#include <cstddef>
 #include <string_view>
 
 namespace lkv {
@@ -10,7 +11,10 @@ namespace lkv {
 // than 4000 tokens in one tag: the parser recurses that deep. std::exception of the lexer for what is no Jinja.
 void check_template(std::string_view source);
 
-// Errors: Error `[where] …` for text whose brackets (those of strings too) nest deeper than 200.
+// Length of the text before the first bracket (those of strings too) that nests deeper than 200.
+size_t shallow_part(std::string_view text);
+
+// Errors: Error `[where] …` for text of which shallow_part() is not all.
 void check_nesting(std::string_view where, std::string_view text);
 
 // While alive, a template that runs on this thread is stopped, by an exception, where it has taken 2 MiB more of the stack.

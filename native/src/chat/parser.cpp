@@ -21,11 +21,27 @@ std::string new_call_id() {
     return id;
 }
 
+// Adds text to what a message ends with.
+void extend(common_chat_msg& message, std::string_view text) {
+    if (!message.tool_calls.empty()) {
+        message.tool_calls.back().arguments += text;
+    } else if (message.content.empty() && !message.reasoning_content.empty()) {
+        message.reasoning_content += text;
+    } else {
+        message.content += text;
+    }
+}
+
+// A model may write any number of brackets, but the parser recurses: it reads the text before they are nested
+// too deep, and the rest is taken as it is.
 common_chat_msg parsed(std::string_view text, bool is_partial, const common_chat_parser_params& params) {
-    check_nesting("chat", text);
+    const std::string_view head = text.substr(0, shallow_part(text));
+    const std::string_view rest = text.substr(head.size());
     const LibraryErrorCapture capture;
     try {
-        return common_chat_parse(std::string(text), is_partial, params);
+        common_chat_msg message = common_chat_parse(std::string(head), is_partial || !rest.empty(), params);
+        extend(message, rest);
+        return message;
     } catch (const std::exception& error) {
         fail("chat", "expected an answer in the format of the template; got ", reason(error));
     }

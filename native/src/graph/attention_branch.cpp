@@ -18,13 +18,22 @@ ReferenceInputs& reference_inputs(const GraphSources& from, Graph& graph, int il
 bool AttentionBranch::expands_keys(int il) const {
     const KPath path = from_.model.cache_spec().layers[static_cast<size_t>(il)].k_path;
     const HeadShape& heads = h_.heads_of(il);
-    if (heads.head_dim > most_expanded_head && from_.shape.n_tokens * (heads.n_head / heads.n_kv) < least_flash_rows) {
+    const int n_rows = from_.shape.n_tokens * (heads.n_head / heads.n_kv);
+    if (from_.shape.apart || multiplies_latents(from_.shape.n_tokens, n_rows, heads.head_dim) ||
+        (heads.head_dim > most_expanded_head && n_rows < least_flash_rows)) {
         return false;
     }
     return path != KPath::rebuild && path != KPath::value &&
            !from_.model.layers()[static_cast<size_t>(il)].k_b.empty() && from_.shape.on_gpu && from_.shape.fused &&
-           from_.exact == nullptr && from_.shape.n_tokens >= least_expanded_tokens &&
+           from_.exact == nullptr &&
            !in_token_blocks(from_.cache.rows().k_layout(from_.cache.placement().middle(), il));
+}
+
+bool AttentionBranch::rotates_results(int kv) const {
+    const LayerCacheSpec& spec = spec_of(kv);
+    const GraphShape& shape = from_.shape;
+    return shape.on_gpu && shape.fused && shape.n_tokens <= small_batch && from_.constants.hadamard_v != nullptr &&
+           spec.k_path == KPath::full && spec.v_path == VPath::full && !spec.is_mla();
 }
 
 void AttentionBranch::describe(LatentAttnParams& p, int il) const {
@@ -96,6 +105,7 @@ AttentionNode& AttentionBranch::attention_node(int il, int kv, const Queries& q,
     node.layer = kv;
     node.row_layer = exact != nullptr ? 0 : kv;
     node.on_gpu = from_.shape.on_gpu;
+    if (rotates_results(kv)) node.v_hadamard = static_cast<int>(from_.constants.hadamard_v->ne[0]);
     if (split) {
         LatentAttnParams& p = node.full.emplace();
         describe_full(p, spec, kv);
@@ -173,7 +183,7 @@ ggml_tensor* AttentionBranch::output(ggml_tensor* x, ggml_tensor* gate, int il) 
     const int64_t n_tokens = x->ne[2];
     const int kv = h_.rows_of(il);
     if (spec_of(kv).v_path == VPath::full) {
-        x = ops_.rotate(x, from_.constants.hadamard_v);  // H is its own inverse
+        if (!rotates_results(kv)) x = ops_.rotate(x, from_.constants.hadamard_v);  // H is its own inverse
     } else if (ggml_tensor* const bias = weights_of(kv).attn_v_bias; bias != nullptr) {
         x = ggml_reshape_4d(ctx_, x, hd, heads.n_head / heads.n_kv, heads.n_kv, n_tokens);
         x = ggml_add(ctx_, x, ggml_reshape_3d(ctx_, bias, hd, 1, heads.n_kv));

@@ -60,6 +60,8 @@ private:
     // Whether queries stay in their heads' space and E_q turns latents into keys. For many queries this is less work than products
     // with latents wider than a head. (A GPU expands a chunk of the cache for all of them.)
     bool expands_keys(int il) const;
+    // Whether a GPU's attention takes V's Hadamard rotation back: as it merges the parts of few tokens, without a launch of its own.
+    bool rotates_results(int kv) const;
     AttentionNode& attention_node(int il, int kv, const Queries& q, bool split);
     // Parameters of every problem of a layer, of rebuilt rows, and of one problem.
     void describe(LatentAttnParams& p, int il) const;

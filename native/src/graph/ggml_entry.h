@@ -41,6 +41,7 @@ struct AttentionNode {
     int mass_rows = 1;      // rows of masses that store_masses sums
     int latent_source = 0;  // index of the latents' K among store_rows' sources; full rows come before it
     bool on_gpu = false;    // the graph runs on the GPU: nodes carry the op's name only
+    int v_hadamard = 0;     // on the GPU: results leave times a Hadamard matrix of so many channels; 0: as they are
 
     // The cache's regions that belong to a problem.
     void list_regions(bool full_rows, LatentAttnParams& params) const;

@@ -76,6 +76,7 @@ struct GraphShape {
     bool to_middle = true;     // with exact windows of full rows: some token goes to the middle
     bool latents = true;       // the middle holds tokens
     bool ring = true;          // the ring holds tokens
+    bool apart = false;        // few tokens, which should read the slots of their own sequences alone
     int first_layer = 0;       // first layer of the graph
     int end_layer = -1;        // one past the last layer; -1: all layers
 

@@ -133,6 +133,10 @@ GraphShape Session::graph_shape(size_t n_tokens, size_t n_outputs, const KvCache
                                             [middle](const SlotRef& to) { return to.region == middle; });
     shape.latents = rows.placement().cells(middle).end() > 0;
     shape.ring = rows.placement().ring() != nullptr && rows.placement().ring()->cells().end() > 0;
+    int64_t seen = 0;
+    for (const int32_t pos : batch_.pos) seen += pos + 1;
+    shape.apart = shape.n_tokens <= most_direct_tokens && rows.options().n_seq_max > 1 &&
+                  less_work_apart(shape.n_tokens, seen, rows.placement().cells(middle).end());
     return shape;
 }
 

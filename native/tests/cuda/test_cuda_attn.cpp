@@ -273,7 +273,9 @@ void samples() {
         {"direct", 2, 4, 1, 64, 64, true, Format::q8, 3, 40, 1, 0, 192},
         {"prefill", 2, 4, 1, 0, 0, false, Format::q4, 40, 40, 1, 0, 80},
         {"prefill", 2, 4, 2, 192, 128, false, Format::f16, 40, 40},
-        {"prefill", 8, 1, 8, 768, 832, false, Format::q4, 20, 60},
+        {"prefill", 8, 1, 8, 768, 832, false, Format::q5, 20, 60},
+        {"mla", 4, 2, 4, 256, 192, false, Format::q4, 20, 90},
+        {"mla", 8, 1, 8, 224, 256, false, Format::n3, 9, 60},
         {"expand keys", 4, 4, 4, 320, 384, true, Format::q4},
         {"expand keys", 8, 3, 8, 512, 320, true, Format::q8, 2, 300},
         {"expand keys", 2, 4, 2, 192, 128, true, Format::q2, 5, 500},
@@ -586,6 +588,8 @@ void apart() {
         {"five, of which two are asked", 4, 4, 2, 5, 140, {1, 1, 3, 1, 3}, false, false, 6},
         {"one of six, once", 4, 4, 4, 6, 130, {4, 4, 4, 4, 4, 4}, true},
         {"slots that two sequences share, and a window", 4, 4, 4, 4, 200, {}, true, true, 11, 90},
+        {"forty of 8 rows", 4, 2, 4, 40, 70, {}, true, false, 60},
+        {"twenty that ask one sequence", 2, 3, 2, 20, 40, std::vector<int32_t>(20, 1), true, false, 25},
     };
     unsigned seed = 1700;
     for (const Batch& of : batches) {
@@ -614,9 +618,12 @@ void apart() {
         }
         c.params.regions[0].seq = seq.data();
         DeviceCase device(c.params, lkv::test::device_limits(), true);
-        CHECK_MSG(kernel_of(device) == "mla" && device.args.as<lkv::cuda::MlaPlan>().apart == 1,
-                  s.name + ": planned otherwise");
-        if (of.n_split != 0) device.args.n_split = of.n_split;
+        auto plan = device.args.as<lkv::cuda::MlaPlan>();
+        CHECK_MSG(kernel_of(device) == "mla" && plan.apart > 0, s.name + ": planned otherwise");
+        if (of.n_split != 0) {
+            plan.apart = of.n_split;
+            device.args.keep(plan);
+        }
         const double error = relative_error(device.run(), c.oracle());
         CHECK_MSG(error <= rounded_tolerance, s.name + ": relative error " + std::to_string(error));
         DeviceCase together(c.params);
@@ -853,6 +860,55 @@ void shared_latents() {
     }
 }
 
+// Blocks of n values times the orthonormal Hadamard matrix.
+std::vector<double> times_hadamard(const std::vector<double>& x, int n) {
+    std::vector<double> out(x.size());
+    const auto width = static_cast<size_t>(n);
+    for (size_t i = 0; i < x.size(); i++) {
+        for (size_t j = 0; j < width; j++) {
+            const double value = x[i / width * width + j];
+            out[i] += std::popcount(i % width & j) % 2 == 0 ? value : -value;
+        }
+        out[i] /= std::sqrt(static_cast<double>(n));
+    }
+    return out;
+}
+
+// Results that leave times V's Hadamard matrix, of one part and of several.
+void rotated_results() {
+    struct Heads {
+        int head_dim, rep, n_tokens, hadamard;
+    };
+    for (const Heads& h : {Heads{128, 4, 1, 64}, Heads{64, 6, 1, 64}, Heads{256, 2, 1, 64}, Heads{96, 3, 2, 32},
+                           Heads{80, 1, 7, 16}, Heads{64, 8, 8, 64}}) {
+        for (const Format format : {Format::q8_0, Format::q4_0, Format::f16}) {
+            AttnShape s;
+            s.name = "results times a Hadamard matrix of " + std::to_string(h.hadamard) + ", " +
+                     std::to_string(h.n_tokens) + " tokens";
+            if (format != Format::f16 && h.head_dim % 32 != 0) continue;
+            s.head_dim = h.head_dim;
+            s.n_kv = 2;
+            s.rep = h.rep;
+            s.n_tokens = h.n_tokens;
+            s.k_formats = s.v_formats = {format};
+            s.n_past = 600;
+            AttnCase c(s);
+            const std::vector<double> want = times_hadamard(c.oracle(), h.hadamard);
+            for (const int n_split : {1, 3}) {
+                DeviceCase device(c.params);
+                device.args.v_hadamard = h.hadamard;
+                device.args.least_tiles = 1;
+                device.args.n_split = n_split;
+                device.keeps_parts = true;
+                const double error = relative_error(device.run(), want);
+                CHECK_MSG(error <= tolerance_of(s), s.name + ", " + std::to_string(n_split) + " parts, " +
+                                                        kernel_of(device) + ": relative error " +
+                                                        std::to_string(error));
+            }
+        }
+    }
+}
+
 // Parts so long that every buffer is filled and emptied many times.
 void long_parts() {
     struct Heads {
@@ -1050,15 +1106,18 @@ std::vector<float> freqs_of(int n_rot) {
     return freqs;
 }
 
-// RoPE of a token's heads, in place too.
+// RoPE of a token's heads and a Hadamard rotation behind it, in place too.
 void turned_heads() {
     struct Shape {
         int head_dim, n_rot, n_heads;
+        int hadamard = 0;
     };
     constexpr int pos = 70001;
     constexpr float mscale = 1.25F;
-    for (const Shape& of : {Shape{128, 128, 32}, Shape{128, 64, 8}, Shape{64, 64, 3}, Shape{80, 20, 7},
-                            Shape{96, 38, 6}, Shape{256, 256, 2}, Shape{512, 256, 1}}) {
+    for (const Shape& of :
+         {Shape{128, 128, 32}, Shape{128, 64, 8}, Shape{64, 64, 3}, Shape{80, 20, 7}, Shape{96, 38, 6},
+          Shape{256, 256, 2}, Shape{512, 256, 1}, Shape{128, 128, 9, 128}, Shape{128, 64, 2, 64}, Shape{96, 38, 6, 32},
+          Shape{80, 20, 7, 16}, Shape{256, 256, 3, 256}, Shape{512, 256, 1, 512}, Shape{64, 64, 3, 64}}) {
         for (const bool neox : {false, true}) {
             std::mt19937 random(5);
             std::normal_distribution<float> normal;
@@ -1067,7 +1126,8 @@ void turned_heads() {
             const std::vector<float> freqs = freqs_of(of.n_rot);
             const DeviceBuffer phases(lkv::cuda::pack_phases(freqs.data(), of.n_rot / 2));
             const DeviceBuffer device_pos(std::vector<int32_t>{pos});
-            const std::vector<double> want = turned(x, freqs, of.head_dim, neox, pos, mscale);
+            std::vector<double> want = turned(x, freqs, of.head_dim, neox, pos, mscale);
+            if (of.hadamard != 0) want = times_hadamard(want, of.hadamard);
             for (const bool in_place : {false, true}) {
                 const DeviceBuffer from(x);
                 const DeviceBuffer to(x.size() * sizeof(float));
@@ -1077,12 +1137,14 @@ void turned_heads() {
                     {phases.as<uint64_t>(), device_pos.as<int32_t>(), of.head_dim, of.n_rot, neox ? 1 : 0, mscale},
                     from.as<float>(),
                     result.as<float>(),
-                    of.n_heads};
+                    of.n_heads,
+                    of.hadamard};
                 cuda_check(lkv::cuda::turn_heads(args, nullptr), "turn_heads");
                 cuda_check(cudaDeviceSynchronize(), "turning heads");
                 const double error = relative_error(result.download<float>(), want);
                 CHECK_MSG(error < 1e-5, std::to_string(of.n_heads) + " heads of " + std::to_string(of.head_dim) +
                                             " dimensions, " + std::to_string(of.n_rot) + " turned" +
+                                            (of.hadamard != 0 ? ", times a Hadamard matrix" : "") +
                                             (neox ? ", by halves: " : ": ") + std::to_string(error));
             }
         }
@@ -1751,6 +1813,7 @@ int main(int argc, char** argv) {
     run("blocks_in_short", true, blocks_in_short);
     run("blocks", false, [] { lkv::test::blocks(compare); });
     run("turned_heads", true, turned_heads);
+    run("rotated_results", true, rotated_results);
     run("products", true, products);
     run("delta_nets", true, lkv::test::delta_nets);
     run("recorded_steps", true, recorded_steps);

@@ -642,6 +642,20 @@ std::vector<float> decode(const File& file, const lkv::SessionOptions& options, 
     return logits;
 }
 
+// The calls, of those whose last tokens' logits `got` and `want` are, that differ by more than `tolerance`.
+std::string unlike_calls(const std::vector<float>& got, const std::vector<float>& want, double tolerance) {
+    std::string calls;
+    for (size_t at = 0; at < want.size(); at += n_vocab) {
+        const auto part = [at](const std::vector<float>& all) {
+            return std::vector<float>(all.begin() + static_cast<ptrdiff_t>(at),
+                                      all.begin() + static_cast<ptrdiff_t>(at + n_vocab));
+        };
+        const double error = relative_error(part(got), part(want));
+        if (error > tolerance) calls += " " + std::to_string(at / n_vocab) + ": " + std::to_string(error);
+    }
+    return calls;
+}
+
 // Whether the combination is a legal one.
 bool compare(const File& file, const Combination& c, int n_gpu_layers = 99) {
     std::vector<float> want;
@@ -670,8 +684,8 @@ bool compare(const File& file, const Combination& c, int n_gpu_layers = 99) {
         tolerance = std::max(tolerance,
                              1.2 * relative_error(want, decode(file.twin(5e-4F, i), c.options, on_gpu(0), c.prompt)));
     }
-    CHECK_MSG(error <= tolerance,
-              c.name + ": relative error " + std::to_string(error) + ", the formats cost " + std::to_string(formats));
+    CHECK_MSG(error <= tolerance, c.name + ": relative error " + std::to_string(error) + ", the formats cost " +
+                                      std::to_string(formats) + ", calls" + unlike_calls(got, want, tolerance));
     return true;
 }
 
@@ -1078,6 +1092,12 @@ int main(int argc, char** argv) {
         prompt.options.sink = prompt.options.recent = -1;
         prompt.options.kv = "f16";
         if (shape.encoded != Shape::random) compare(file, prompt);
+        if (shape.k_path == std::string("full") && shape.v_path == std::string("full")) {
+            Combination rotated = none;
+            rotated.name = "full/full, rotated rows in q4_0";
+            rotated.options.kv = "q4_0";
+            CHECK_MSG(compare(file, rotated), rotated.name + ": not a legal one");
+        }
         if (splits(shape)) {
             Combination both = none;
             both.name = std::string(shape.k_path) + "/" + shape.v_path + ", the first layer on the CPU";

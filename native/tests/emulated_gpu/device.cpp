@@ -20,6 +20,8 @@
 #include <thread>
 #include <vector>
 
+#include "chain.h"
+
 thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace emulated {
@@ -74,7 +76,13 @@ struct Cluster {
     int threads = 0;
     int arrived = 0;
     std::atomic<unsigned> turns{0};
+    // Until no thread can go on but by waiting for earlier kernels, memory is as these found it.
+    std::atomic<bool> early{false};
+    std::atomic<unsigned> advances{0};
+    std::vector<unsigned> stuck_at;  // `advances`, by rank, when none of the block's threads could go on
 };
+constexpr unsigned not_stuck = ~0u;
+constexpr unsigned ended = ~0u - 1;
 
 struct Block {
     Cluster* cluster;
@@ -112,8 +120,6 @@ std::multimap<const void*, Allocation> allocated;  // by what allocate() returne
 thread_local int current = 0;
 bool is_closed[n_devices] = {};
 
-size_t page_bytes() { return static_cast<size_t>(sysconf(_SC_PAGESIZE)); }
-
 void set_access(const Mapping& mapping, bool closed) {
     if (mprotect(mapping.begin, mapping.bytes - page_bytes(), closed ? PROT_NONE : PROT_READ | PROT_WRITE) != 0) {
         fail("memory whose protection may change");
@@ -136,6 +142,8 @@ alignas(64) thread_local char anchor[64];
 thread_local Block* block;
 std::mutex mutex;
 std::atomic<long long> ticks{0};
+std::atomic<const char*> kernel_name{nullptr};
+std::atomic<bool> waited{false};  // the kernel that runs, for those before it
 
 std::unique_ptr<Stack> take_stack() {
     const std::lock_guard held(mutex);
@@ -173,7 +181,7 @@ void run_threads() {
     while (true) {
         (*now().kernel)();
         now().fibers[static_cast<size_t>(now().now)].done = true;
-        now().progress++;
+        advance();
         yield();
     }
 }
@@ -192,6 +200,17 @@ void resume(Block& b, int i) {
     context.uc_link = nullptr;
     makecontext(&context, run_threads, 0);
     setcontext(&context);
+}
+
+// No thread of the block could go on while `advances` did not change: where that holds for all blocks of the cluster, those before have ended.
+void stop_being_early(Block& b, unsigned advances) {
+    Cluster& c = *b.cluster;
+    const std::lock_guard held(mutex);
+    c.stuck_at[static_cast<size_t>(b.rank)] = advances;
+    const auto is_stuck = [&](unsigned at) { return at == advances || at == ended; };
+    if (!c.early || c.advances != advances || !std::all_of(c.stuck_at.begin(), c.stuck_at.end(), is_stuck)) return;
+    show_present();
+    c.early = false;
 }
 
 void run(Block& b, dim3 index, dim3 threads, dim3 grid) {
@@ -219,6 +238,8 @@ void run(Block& b, dim3 index, dim3 threads, dim3 grid) {
         }
         waits = 0;
         const unsigned before = b.progress;
+        const unsigned advances = b.cluster->advances;
+        const bool all = late == 0;
         for (size_t k = 0; k < order.size(); k++) {
             const size_t end = std::min(b.fibers.size(), 32 * order[k] + 32);
             for (size_t i = 32 * order[k]; i < end; i++) {
@@ -229,12 +250,14 @@ void run(Block& b, dim3 index, dim3 threads, dim3 grid) {
                 if (k + late < order.size()) resume(b, static_cast<int>(i));
             }
         }
+        if (all && b.cluster->early && b.cluster->advances == advances) stop_being_early(b, advances);
         if (b.progress == before) late = 0;  // the others wait for them
         ticks++;
         if (std::chrono::steady_clock::now() - start > patience) fail("every thread block to end within five minutes");
         if (b.cluster->blocks.size() > 1) std::this_thread::yield();
     }
     const std::lock_guard held(mutex);
+    b.cluster->stuck_at[static_cast<size_t>(b.rank)] = ended;
     for (Fiber& fiber : b.fibers) stacks.push_back(std::move(fiber.stack));
 }
 
@@ -247,17 +270,28 @@ void meet(Barrier& at, int threads, bool waits, int x = 0) {
         at.result = at.any;
         at.any = 0;
         at.turns++;
-        block->progress++;
+        advance();
         return;
     }
     if (waits) wait(at.turns, turn);
 }
 
+// Whether a cluster of n starts early: the first does, and about three others.
+bool chosen(size_t index, size_t n) {
+    static std::mt19937 random;
+    return index == 0 || random() % n < 3;
+}
+
 }  // namespace
 
+void tell(const char* what) {
+    const char* const name = kernel_name;
+    std::fprintf(stderr, "[emulated gpu] %s: thread %u of block %u, %u, %u of %s\n", what, threadIdx.x, blockIdx.x,
+                 blockIdx.y, blockIdx.z, name != nullptr ? name : "no kernel");
+}
+
 void fail(const char* expected) {
-    std::fprintf(stderr, "[emulated gpu] expected %s; got thread %u of block %u, %u, %u\n", expected, threadIdx.x,
-                 blockIdx.x, blockIdx.y, blockIdx.z);
+    tell((std::string("expected ") + expected + "; got").c_str());
     std::abort();
 }
 
@@ -303,7 +337,9 @@ void* allocate(size_t bytes, int of) {
     std::memset(end - used, 0xff, used);
     const std::lock_guard held(mutex);
     allocated.emplace(end - used, Allocation{mapping, of});
-    if (of != host && is_closed[of]) set_access(mapping, true);
+    if (of == host) return end - used;
+    add_pages(static_cast<char*>(mapping.begin), mapping.bytes - page, of);
+    if (is_closed[of]) set_access(mapping, true);
     return end - used;
 }
 
@@ -311,6 +347,7 @@ void free(void* at) {
     const std::lock_guard held(mutex);
     const auto found = allocated.find(at);
     if (found == allocated.end()) return;
+    if (found->second.device != host) remove_pages(static_cast<char*>(found->second.mapping.begin));
     munmap(found->second.mapping.begin, found->second.mapping.bytes);
     allocated.erase(found);
 }
@@ -325,17 +362,31 @@ int device_of(const void* at) {
 
 void close_others(int device) {
     const std::lock_guard held(mutex);
+    end_chain_of_others(device);
     for (int other = 0; other < n_devices; other++) set_closed(other, other != device);
 }
 
 void open_all() {
     const std::lock_guard held(mutex);
+    end_chain();
     for (int device = 0; device < n_devices; device++) set_closed(device, false);
 }
 
 void yield() {
     Block& b = *block;
     if (_setjmp(b.fibers[static_cast<size_t>(b.now)].stack->place) == 0) _longjmp(b.scheduler, 1);
+}
+
+void advance() {
+    block->progress++;
+    if (block->cluster->early) block->cluster->advances++;
+}
+
+void in_kernel(const char* name) { kernel_name = name; }
+
+void wait_for_grids() {
+    if (!waited) waited = true;
+    while (now().cluster->early) yield();
 }
 
 void lock() { mutex.lock(); }
@@ -356,6 +407,7 @@ void cluster_barrier_arrive() {
     if (++c.arrived < c.threads) return;
     c.arrived = 0;
     c.turns++;
+    advance();
 }
 void cluster_barrier_wait() {
     while (block->cluster->turns.load() == block->fibers[threadIdx.x].cluster_turn) yield();
@@ -370,7 +422,7 @@ const uint64_t* exchange(uint64_t x) {
     if (++warp.arrived == static_cast<int>(lanes)) {
         warp.arrived = 0;
         warp.turns++;
-        block->progress++;
+        advance();
     }
     if (warp.turns == turn) wait(warp.turns, turn);
     return words;
@@ -418,13 +470,22 @@ void* at_address(uint32_t address) {
 
 int n_ranks() { return static_cast<int>(block->cluster->blocks.size()); }
 
-bool launch(dim3 grid, dim3 threads, dim3 cluster, size_t shared_bytes, const std::function<void()>& kernel) {
+bool launch(dim3 grid, dim3 threads, dim3 cluster, size_t shared_bytes, bool early,
+            const std::function<void()>& kernel) {
     const bool clusters = cluster.x * cluster.y * cluster.z > 1;
     if (shared_bytes > emulated::shared_bytes() || (clusters && !hopper()) || grid.x % cluster.x != 0 ||
         grid.y % cluster.y != 0 || cluster.z != 1) {
         return false;
     }
     close_others(current);
+    if (early) {
+        continue_chain(current);
+    } else {
+        end_chain();
+    }
+    waited = false;
+    const size_t n_clusters = size_t{grid.x / cluster.x} * (grid.y / cluster.y) * grid.z;
+    size_t index = 0;
     for (unsigned z = 0; z < grid.z; z++) {
         for (unsigned y = 0; y < grid.y; y += cluster.y) {
             for (unsigned x = 0; x < grid.x; x += cluster.x) {
@@ -446,12 +507,16 @@ bool launch(dim3 grid, dim3 threads, dim3 cluster, size_t shared_bytes, const st
                         at.emplace_back(x + i, y + j, z);
                     }
                 }
+                c.early = early && chosen(index++, n_clusters);
+                c.stuck_at.assign(c.blocks.size(), not_stuck);
+                if (c.early) show_old();
                 std::vector<std::thread> workers;
                 if (c.blocks.size() == 1) run(*c.blocks[0], at[0], threads, grid);
                 for (size_t k = 0; k < c.blocks.size() && c.blocks.size() > 1; k++) {
                     workers.emplace_back([&, k] { run(*c.blocks[k], at[k], threads, grid); });
                 }
                 for (std::thread& worker : workers) worker.join();
+                if (c.early) show_present();
                 for (const auto& b : c.blocks) {
                     uint8_t* const end = b->shared + shared_bytes;
                     const auto unwritten = [](uint8_t byte) { return byte == 0xff; };
@@ -464,6 +529,8 @@ bool launch(dim3 grid, dim3 threads, dim3 cluster, size_t shared_bytes, const st
             }
         }
     }
+    if (early && !waited) fail("a thread block that waits for earlier kernels, so that later ones do");
+    in_kernel(nullptr);
     return true;
 }
 

@@ -42,15 +42,21 @@ void free(void* at);
 int device_of(const void* at);  // host: it is nobody's else
 // Only this device's memory may be touched from now on: who touches another's stops the program.
 void close_others(int device);
-// A copy may touch all.
+// A copy may touch all, and waits for all.
 extern std::atomic<size_t> copied_bytes;  // between host and device, or on it
 void open_all();
 
-// Runs all thread blocks of the grid; false: the grid is not one.
-bool launch(dim3 grid, dim3 block, dim3 cluster, size_t shared_bytes, const std::function<void()>& kernel);
+// Runs all thread blocks of the grid; false: the grid is not one. early: it starts while those before it still run
+bool launch(dim3 grid, dim3 block, dim3 cluster, size_t shared_bytes, bool early, const std::function<void()>& kernel);
+// What errors call the kernel that runs.
+void in_kernel(const char* name);
+// For the kernels before this one.
+void wait_for_grids();
 
 // Lets the other threads go on.
 void yield();
+// Some that wait may go on.
+void advance();
 // Between thread blocks of a cluster.
 void lock();
 void unlock();
@@ -101,6 +107,8 @@ void* at_address(uint32_t address);
 
 int n_ranks();
 
+// Says which thread of which kernel runs.
+void tell(const char* what);
 // Stops the program: a kernel did what a GPU would fail at.
 [[noreturn]] void fail(const char* expected);
 

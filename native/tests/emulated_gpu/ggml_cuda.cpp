@@ -73,6 +73,7 @@ ggml_backend_t ggml_backend_cuda_init(int device) {
     };
     backend->iface.graph_compute = [](ggml_backend_t b, ggml_cgraph* graph) {
         emulated::close_others(of(b).stream.device);
+        emulated::continue_chain(of(b).stream.device);  // as ggml-cuda's kernels do
         return ggml_backend_graph_compute(of(b).cpu, graph);
     };
     return backend;

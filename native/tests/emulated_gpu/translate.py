@@ -16,6 +16,7 @@ NAMED_BARRIER = re.compile(
 )
 DYNAMIC_SHARED = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];")
 LAUNCH = re.compile(r"(\w+)<<<(.*?), (\w+), (\w+), stream>>>\(", re.DOTALL)
+CHAIN = re.compile(r"\b((?:let_next_start|wait_for_previous)\(\));")
 PREFETCH = re.compile(r'asm volatile\("prefetch\.global\.L2 \[%0\];" ::"l"\(.*\)\);')
 EXP2 = 'asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));'
 
@@ -30,7 +31,8 @@ def named_barrier(match: re.Match[str]) -> str:
 def translated(source: str) -> str:
     source = DYNAMIC_SHARED.sub(r"auto* const \2 = static_cast<\1*>(emulated::dynamic_shared());", source)
     source = NAMED_BARRIER.sub(named_barrier, source)
-    source = LAUNCH.sub(r"emulated_launch(\1, \2, \3, \4, stream, ", source)
+    source = LAUNCH.sub(r'emulated_launch("\1", \1, \2, \3, \4, stream, ', source)
+    source = CHAIN.sub(r"emulated::in_kernel(__func__), \1;", source)
     source = PREFETCH.sub(";", source)
     return source.replace(EXP2, "y = x < -126.0f ? 0.0f : std::exp2(x);")
 

@@ -53,17 +53,18 @@ def chat_request(
     continue_final_message, reasoning_format."""
     use = use or ToolUse()
     schema = response_schema(response_format)
-    offered = use.tools if use.choice != "none" else ()
+    offered = use.tools
     if grammar is not None and (offered or schema is not None):
         raise expected("grammar", "no tools and no response_format beside it", "both")
     if options.get("parallel_tool_calls") is None and (use.is_named or not template.takes_tools):
         options["parallel_tool_calls"] = False
     written: dict[str, Any] = {
-        "tools": list(offered) or None,
-        "tool_choice": use.choice if offered else None,
         "json_schema": schema,
         **options,
     }
+    if use.shown:
+        choice = use.choice if offered else "none"
+        written |= {"tools": list(use.shown), "allowed": list(offered), "tool_choice": choice}
     if memory is not None:
         messages = memory.with_thoughts(plain_messages(messages), _seen(written))
     rendered = template.apply(messages, **written)

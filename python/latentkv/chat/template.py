@@ -71,12 +71,14 @@ class ChatTemplate:
 
     def apply(self, messages: Sequence[Message], **options: Any) -> RenderedChat:
         """`options` are those of ChatTemplates.apply (_core.pyi): tools, tool_choice, json_schema,
-        chat_template_kwargs, …; None leaves one out. Template errors become LatentKVError."""
+        chat_template_kwargs, …; None leaves one out. `allowed` are the tools that may be called, by default
+        all of `tools`. Template errors become LatentKVError."""
         if self._dates:
             options["chat_template_kwargs"] = self._dates | dict(options.get("chat_template_kwargs") or {})
         request = {key: value for key, value in options.items() if value is not None}
         request["messages"] = plain_messages(messages)
         tools = plain_tools(request.get("tools") or ())
+        allowed = plain_tools(request.pop("allowed", tools))
         if tools:
             request["tools"] = [shown(tool) for tool in tools]
         holes = Holes()
@@ -86,7 +88,7 @@ class ChatTemplate:
         marked = request
         choice = request.get("tool_choice")
         if tools and choice != "none":
-            marks = [holes.tool(shown(tool), choice == "required" or is_strict(tool)) for tool in tools]
+            marks = [holes.tool(shown(tool), choice == "required" or is_strict(tool)) for tool in allowed]
             marked = request | {"tools": marks}
         # without a choice the template shows the tools, and llama.cpp makes no grammar of them
         seen = request if marked is request else request | {"tool_choice": "none"}

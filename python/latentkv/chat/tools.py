@@ -14,10 +14,12 @@ NO_PARAMETERS = {"type": "object", "properties": {}}
 
 @dataclass(frozen=True)
 class ToolUse:
-    """Which tools a call offers, and which of them it wants: auto, none or required."""
+    """Which tools a call may use, and whether it wants one: auto, none or required. The prompt shows those of
+    `shown`, whatever the choice, so that calls with different choices share a prefix."""
 
     tools: Tools = ()
     choice: str = "auto"
+    shown: Tools = ()
     as_function: bool = False  # asked for by functions and function_call, and answered in that shape too
     is_named: bool = False  # one function, called once
 
@@ -29,7 +31,7 @@ class ToolUse:
         function_call: str | Mapping[str, Any] | None = None,
     ) -> ToolUse:
         """Reads OpenAI's arguments, including the deprecated ones that tools replaced. If a function is
-        named, it is the only one offered and is required. With allowed tools, the others are not offered."""
+        named, only that one may be called, and it is required. Allowed tools are the only ones."""
         if functions is None and function_call is None:
             return _chosen(plain_tools(tools or ()), tool_choice, "tool_choice", as_function=False)
         if tools is not None or tool_choice is not None:
@@ -82,10 +84,10 @@ def _chosen(tools: list[dict[str, Any]], choice: Any, where: str, as_function: b
         if kind != "function":
             raise expected(where, "the type function or allowed_tools", repr(kind))
         function = choice if where == "function_call" else choice.get("function", choice)
-        return ToolUse([_named(tools, function, where)], "required", as_function, is_named=True)
+        return ToolUse([_named(tools, function, where)], "required", tools, as_function, is_named=True)
     if choice not in (None, "auto", "none", "required") or (choice == "required" and not tools):
         raise expected(where, "None, 'none', 'auto', 'required' with tools, or a function", repr(choice))
-    return ToolUse(tools, choice or "auto", as_function)
+    return ToolUse([] if choice == "none" else tools, choice or "auto", tools, as_function)
 
 
 def _allowed(tools: list[dict[str, Any]], allowed: Any) -> ToolUse:
@@ -97,7 +99,7 @@ def _allowed(tools: list[dict[str, Any]], allowed: Any) -> ToolUse:
     chosen = [_named(tools, function, "tool_choice") for function in functions]
     if mode == "required" and not chosen:
         raise expected("tool_choice", "allowed_tools with tools, as one is required", "none")
-    return ToolUse([tool for tool in tools if tool in chosen], mode)
+    return ToolUse([tool for tool in tools if tool in chosen], mode, tools)
 
 
 def _named(tools: list[dict[str, Any]], function: Any, where: str) -> dict[str, Any]:

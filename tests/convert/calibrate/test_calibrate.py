@@ -13,8 +13,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from latentkv_convert import calibrate
-from latentkv_convert.calibrate import decoder, fisher, moments
-from latentkv_convert.calibrate.decoder import Layer
+from latentkv_convert.calibrate import decoder, fisher, kept, moments
+from latentkv_convert.calibrate import stream as stream_module
+from latentkv_convert.calibrate.decoder import Ends, Layer
 from latentkv_convert.calibrate.sample import Encoded, Sample, encode
 from latentkv_convert.calibrate.saved.store import Store
 from latentkv_convert.calibrate.stream import LayerStream
@@ -36,6 +37,30 @@ def stream(directory: Path, windows: int = 3, window: int = 40) -> LayerStream:
     source = CheckpointSource(directory)
     tokens = np.random.default_rng(0).integers(0, source.spec.n_vocab, (windows, window))
     return LayerStream(source, tokens, "cpu", "test")
+
+
+def test_layers_stay_as_far_as_there_is_room(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of three layers fit; what a second pass reads anew is the third. It computes the same."""
+    first = stream(tiny(num_hidden_layers=3))
+    size = sum(each.nbytes for each in Layer(first.source, 0).parameters())
+    monkeypatch.setattr(kept, "_free_bytes", lambda device: int(2.5 * size / kept.ROOM))
+    known, read, ends = kept.Kept(), list[int](), list[int]()
+    monkeypatch.setattr(stream_module, "Layer", lambda *args: read.append(args[1]) or Layer(*args))
+    monkeypatch.setattr(decoder, "Ends", lambda *args: ends.append(1) or Ends(*args))
+    outputs = []
+    for repeats in (False, True, True):
+        known.make_room(first.source, torch.device("cpu"), repeats)
+        again = LayerStream(first.source, first.tokens.numpy(), "cpu", "test", kept=known)
+        hidden = again.embed()
+        for index in range(3):
+            with again.layer(index, index + 1) as live:
+                hidden = torch.cat([again.run(live, index, window[None]) for window in hidden])
+        outputs.append(hidden)
+    assert read == [0, 1, 2, 0, 1, 2, 2]  # a host keeps none unless a model runs many times
+    assert len(ends) == 1
+    assert torch.equal(outputs[0], outputs[2])
+    known.clear()
+    assert not known.layers
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)

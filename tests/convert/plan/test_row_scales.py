@@ -17,6 +17,7 @@ from conftest import keys
 from latentkv.plan.kv_budget import parse
 from latentkv.plan.master import choose
 from latentkv_convert import calibrate
+from latentkv_convert.cli import parse as parse_command
 from latentkv_convert.errors import ConvertError
 from latentkv_convert.fuse.rotation import finished
 from latentkv_convert.ir import SIDES
@@ -153,6 +154,15 @@ def test_every_group_has_scales(prefer: str, demo: Path, calib: Path, tmp_path: 
     again = core.Session(model, n_ctx=256, n_threads=1)
     again.set_state(whole.state_bytes())
     assert np.array_equal(again.decode([7], output="last"), whole.decode([7], output="last"))
+
+
+@pytest.mark.parametrize(
+    ("words", "shares"), [([], True), (["--scales", "segment"], False), (["--segment", "32"], False)]
+)
+def test_rows_begin_with_scales_by_default(words: list[str], shares: bool, demo: Path, calib: Path) -> None:
+    recipe = parse_command([str(demo), "-o", "x.gguf", "--calib", str(calib), *words], "test")
+    method = methods.module("waterfill").create(recipe.options, CheckpointSource(demo).spec)
+    assert sizes.has_group_scales(method.shape.formats) == shares
 
 
 def test_a_width_beside_one_scale_is_refused(planned: Any, demo: Path, calib: Path) -> None:

@@ -103,7 +103,7 @@ def test_the_shipped_times_are_the_fit_of_the_points_beside_them(name: str) -> N
     times = gpu_file.load(Path(name))
     errors = []
     for each in files:
-        counted = features.of(each, each.layer)
+        counted = features.of(each, each.layer, times.shared_kb)
         for depth, us in each.us.items():
             predicted = times.us(counted, depth)
             assert predicted is not None
@@ -112,7 +112,7 @@ def test_the_shipped_times_are_the_fit_of_the_points_beside_them(name: str) -> N
     assert np.median(errors) < 0.1
     assert np.mean(np.array(errors) < 0.25) > 0.9
     names = (content[key] for key in ("gpu", "capabilities", "command", "build"))
-    again = gpu_file.document(*names, files)
+    again = gpu_file.document(*names, files, times.shared_kb)
     for name, entry in content["coefficients"].items():
         assert again["coefficients"][name]["value"] == pytest.approx(entry["value"], rel=0.05, abs=0.02)
 
@@ -152,6 +152,19 @@ def test_work_is_counted_in_thread_blocks() -> None:
     assert rebuilt is not None
     assert rebuilt.slot["expand"] == 768 * 1024 / 1e9
     assert features.full(spec).at(1000)["full_bytes"] == 4096 * 1000 / 1e6
+
+
+def test_thread_blocks_of_consumer_cards_share_query_rows() -> None:
+    """8B in groups of 8: 32 rows and 768 channels of K leave no room for a tile in 99 KB, so each row is
+    decoded twice; groups of 4 fit."""
+    spec = sizes(32, 8, 128)
+    for group, times_decoded in ((8, 2), (4, 1)):
+        wide, small = (features.of(spec, layer(spec, group), kb) for kb in (227, 99))
+        assert wide is not None
+        assert small is not None
+        assert small.slot["q4"] == times_decoded * wide.slot["q4"]
+        assert small.slot["softmax"] == wide.slot["softmax"]
+        assert small.step["block"] == wide.step["block"] / times_decoded
 
 
 def test_8b_and_7b_get_the_widest_groups_that_keep_up_with_f16() -> None:
@@ -227,6 +240,7 @@ def test_a_choice_is_one_line() -> None:
             '"full" as {"value": a number from 0, "unit": "us"}; got {"value": -1, "unit": "us"}',
         ),
         ('{"gpu": "x", "coefficients": {"full": {"value": 1, "unit": "ms"}}}', '"unit": "ms"}'),
+        ('{"gpu": "x", "shared_kb": 8, "coefficients": {"full": 1}}', '"shared_kb" of 48 to 227; got 8'),
     ],
 )
 def test_other_files_are_refused(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,3 +40,26 @@ def test_a_curve_leaves_out_what_is_beaten(tmp_path: Path) -> None:
     curves.draw(rows, tmp_path / "x.png", "title")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
     assert [path.name for path in tmp_path.iterdir()] == ["x.png"]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("no-such-result", "expected one no-such-result.json below bench/results; got 0"),
+        ("serving-load", "expected a result with columns cache, share, kld"),
+    ],
+)
+def test_a_curve_of_something_else_is_refused_in_a_line(
+    name: str, why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["curves.py", name])
+    assert curves.main() == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: [NAME] {why}")
+    assert said.count("\n") == 1
+
+
+def test_a_curve_of_a_result_names_its_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["curves.py", "qwen-coder", "--out", str(tmp_path / "x.png")])
+    assert curves.main() == 0
+    assert (tmp_path / "x.png").stat().st_size > 10000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import runpy
 import subprocess
 import sys
 import threading
@@ -13,15 +14,34 @@ from typing import Any
 
 import pytest
 
+import record
 from tasks import conversation, divergence, haystack, humaneval, limits, run, together
 from tasks.backend import called
+from tasks.caches import caches
 from tasks.task import Client, Outcome, Problem, Refused, Task
 
 
-@pytest.mark.parametrize("made", [run.parser, divergence.parser])
-def test_help_shows_the_default_caches(made: Any) -> None:
-    shown = (made("") if made is run.parser else made()).format_help()
-    assert "f16,q8_0,q4_0,28%,14%" in "".join(shown.split())
+@pytest.mark.parametrize(
+    "program",
+    [
+        "tasks/bfcl",
+        "tasks/conversation",
+        "tasks/divergence",
+        "tasks/humaneval",
+        "tasks/ruler",
+        "tasks/together",
+        "curves",
+    ],
+)
+def test_a_program_shows_its_options(
+    program: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [program, "--help"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(record.ROOT / "bench" / f"{program}.py"), run_name="__main__")
+    assert end.value.code == 0
+    shown = "".join(capsys.readouterr().out.split())
+    assert "--device" not in shown or "f16,q8_0,q4_0,28%,14%" in shown
 
 
 @pytest.mark.parametrize(
@@ -244,3 +264,9 @@ def test_a_wrong_command_ends_in_one_line(
     args = arguments(converted("--method", "none"), tmp_path / "x.json", *words)
     assert run.main(args, lambda _: task) == 2
     assert capsys.readouterr().err == f"{why}\n"
+
+
+def test_a_preset_has_a_share_of_f16(plain_gguf: Path, tmp_path: Path) -> None:
+    small, full = (each.share(plain_gguf) for each in caches("small,f16", plain_gguf, tmp_path, "demo"))
+    assert 20 < small < 60
+    assert full == 100

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from latentkv.chat.template import ChatTemplate
-from latentkv.errors import LatentKVError
 from latentkv.generate.chat import MessageStream
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -196,6 +195,27 @@ def test_a_schema_is_read_as_it_grows() -> None:
     assert message["content"] == text
 
 
+@pytest.mark.parametrize("begin", ["Look: ", "<think>\nHm.\n</think>\n\nLook: "], ids=["prose", "thoughts"])
+@pytest.mark.parametrize("tools", [True, False], ids=["tools", "no tools"])
+def test_a_model_may_open_any_number_of_brackets(tools: bool, begin: str) -> None:
+    """Half-open intervals, for instance, are never closed."""
+    said = "Look: " + "[0, 1) {" * 300 + " and so on"
+    text = begin.removesuffix("Look: ") + said
+    reading = parser(THINKING, tools)
+    stream, message = MessageStream(reading), {}
+    for piece in pieces(random.Random(6), text):
+        added(message, stream.push(piece))
+    added(message, stream.end("stop"))
+    assert message["content"] == said
+    assert plain(message) == plain(json.loads(reading.parse(text, is_partial=False)))
+
+
+def test_arguments_that_nest_too_deep_stay_text() -> None:
+    call = '<tool_call>\n{"name": "write", "arguments": {"path": ' + "[" * 100_000
+    whole = plain(json.loads(parser(THINKING).parse(call, is_partial=False)))
+    assert sum(text.count("[") for _, text in whole["calls"]) + whole["content"].count("[") == 100_000
+
+
 @pytest.mark.parametrize("kind", ["prose", "thoughts", "call", "tagged", "numbers"])
 def test_the_time_is_linear(kind: str) -> None:
     def seconds(n_pieces: int) -> float:
@@ -229,7 +249,10 @@ def test_the_time_is_linear(kind: str) -> None:
     assert long < 20 * short  # 8 for a line, 64 for a square
 
 
-def test_a_text_that_does_not_fit_is_refused() -> None:
-    stream = MessageStream(parser(BARE_JSON))
-    with pytest.raises((ValueError, LatentKVError), match=r"\[chat\] expected"):
-        stream.push("[" * 1000)
+@pytest.mark.parametrize("template", [THINKING, BARE_JSON, TAGGED], ids=["json", "bare", "tagged"])
+def test_an_answer_of_brackets_is_text(template: str) -> None:
+    stream, message = MessageStream(parser(template)), {}
+    for text in ("[" * 150, "[" * 150, "[" * 700):
+        added(message, stream.push(text))
+    added(message, stream.end("stop"))
+    assert plain(message) == {"content": "[" * 1000, "reasoning_content": "", "calls": []}

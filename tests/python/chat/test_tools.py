@@ -90,8 +90,8 @@ def test_calls_whole_and_streamed(
 
 def test_a_call_is_text_where_no_tools_are_offered(scripted: Build, script: Any) -> None:
     llm = scripted(chat_template=THINKING, n_ctx=4096)
-    say(script, llm, CALL)
     for options in ({}, {"tools": [WEATHER], "tool_choice": "none"}):
+        say(script, llm, CALL, tools=options.get("tools"))
         choice = llm.create_chat_completion(ASK, **options)["choices"][0]
         assert choice["message"] == {"role": "assistant", "content": CALL.decode()}
         assert choice["finish_reason"] == "stop"

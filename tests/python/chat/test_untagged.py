@@ -219,7 +219,7 @@ def test_when_calls_need_their_tags(scripted: Build, script: Any) -> None:
     say(script, llm, two.encode(), tools=[WEATHER, TIME])
     whole, _ = both(llm, parallel_tool_calls=False)
     assert whole["message"]["content"] == two  # one call was asked for
-    say(script, llm, BARE.encode())
+    say(script, llm, BARE.encode(), tools=[WEATHER])
     whole, _ = both(llm, tools=[WEATHER], tool_choice="none")
     assert whole["message"]["content"] == BARE
     say(script, llm, BARE.encode(), tools=[TIME])

@@ -78,6 +78,7 @@ def _converted(recipe: Recipe) -> report.Report:
             plan = methods.planned(method, work)
             check.check_plan(plan, spec)
             plan = _polished(recipe, work, plan, getattr(method, "n_checked", 0))
+            work.kept.clear()
             trained, recovery = _finetuned(recipe, work, plan)
             size, added = _write(recipe, work, plan, trained, own_keys, base)
             return report.finish(recipe, work, plan, size, added, recovery)

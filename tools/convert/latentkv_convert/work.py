@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from .calibrate.kept import Kept
 from .calibrate.sample import Sample
 from .compute.memo import Memo
 from .ir import F32, F64, OF_VALUE, Array, Basis, ModelSpec, Plan
@@ -30,6 +31,7 @@ class Work:
     encoding: Encoding | None = None  # of the file's tensors
     trains: bool = False  # the factors, after the plan
     polished: Mapping[tuple[int, str], tuple[Basis, ...]] = field(default_factory=dict)  # of the plan's sides
+    kept: Kept = field(default_factory=Kept)
     _sigmas: dict[tuple[int, str, int], tuple[F64, ...]] = field(default_factory=dict)
     _kept: Memo[tuple[int, str, int], tuple[Basis, ...]] = field(default_factory=lambda: Memo(KEEP_BYTES))
 

@@ -96,6 +96,8 @@ struct Problem {
 
     const uint16_t* v_b;  // f16 [n_kv, v_rank_max, head_dim], or null
     int32_t v_rank_max;
+    int32_t
+        v_hadamard;  // results leave times a Hadamard matrix of so many channels, with which V was stored, at most 64; 0: as they are
 
     RegionArgs regions[max_regions];
     int32_t n_regions;

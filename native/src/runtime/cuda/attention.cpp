@@ -36,8 +36,8 @@ PartBytes Attention::prepare(const Graph& graph, cudaStream_t stream) {
         const Layer& layer = layers_[node.row_layer];
         bool& alone = middle_alone_[layer.in_ring ? 1 : 0];
         alone = alone && layer.middle_alone;
-        const bool may_be_apart =
-            node.latents && node.latents->n_tokens <= small_batch && inputs_.own_steps(layer.in_ring).counts != nullptr;
+        const bool may_be_apart = node.latents && node.latents->n_tokens <= most_direct_tokens &&
+                                  inputs_.own_steps(layer.in_ring).counts != nullptr;
         if (const Plan* const args = may_be_apart ? plan(node, false, true) : nullptr) hold(of[0], *args);
         for (const bool full : {false, true}) {
             const Plan* const args = plan(node, full, false);
@@ -106,6 +106,7 @@ const Plan* Attention::plan(const AttentionNode& node, bool full, bool apart) {
     Problem args = problem.constant;
     std::copy_n(problem.regions, max_regions, args.regions);
     if (apart) args.own = inputs_.own_steps(layer.in_ring);
+    args.v_hadamard = node.v_hadamard;
     // Full rows are attended to by a thread block a KV head, two of them on a multiprocessor; six more for what begins anywhere. 8B at 14 %,
     // depth 4096: 3.84, 3.87, 3.45 and 3.43 ms a step with 4, 6, 10 and 16 left free.
     Request request{p, capacity, device_};

@@ -13,6 +13,11 @@ const ggml_tensor* owner_of(const ggml_tensor* tensor) {
     return tensor->view_src != nullptr ? tensor->view_src : tensor;
 }
 
+// Whether a node multiplies heads with a Hadamard matrix (LayerOps::rotate).
+bool is_rotation(const ggml_tensor* node) {
+    return node->op == GGML_OP_MUL_MAT && ggml_get_op_params_i32(node, 1) == GGML_HINT_SRC0_IS_HADAMARD;
+}
+
 }  // namespace
 
 void OwnProducts::prepare(const Graph& graph, bool small) {
@@ -69,15 +74,20 @@ std::optional<RopeTurn> OwnProducts::turn_of(const ggml_tensor* rope) const {
 const ggml_tensor* OwnProducts::rope_of(const ggml_tensor* product) const {
     const ggml_tensor* const x = product->src[1];
     const ggml_tensor* const rope = owner_of(x);
-    const bool whole = x->data == rope->data && ggml_nelements(x) == ggml_nelements(rope);
-    return whole && turn_of(rope) && x->ne[0] % rope->ne[0] == 0 ? rope : nullptr;
+    const bool whole = x->data == rope->data && ggml_nelements(x) == ggml_nelements(rope) && turn_of(rope);
+    const bool of_heads =
+        is_rotation(product) ? rope->ne[0] % x->ne[0] == 0 && x->ne[0] % 4 == 0 : x->ne[0] % rope->ne[0] == 0;
+    return whole && of_heads ? rope : nullptr;
 }
 
 std::optional<TurnArgs> OwnProducts::turning(const ggml_tensor* node) const {
-    const std::optional<RopeTurn> turn = turn_of(node);
-    if (!turn || !ggml_is_contiguous(node) || reinterpret_cast<uintptr_t>(node->data) % 16 != 0) return std::nullopt;
-    return TurnArgs{*turn, static_cast<const float*>(node->src[0]->data), static_cast<float*>(node->data),
-                    static_cast<int32_t>(node->ne[1])};
+    const ggml_tensor* const rope = is_rotation(node) ? rope_of(node) : node;
+    if (rope == nullptr || (rope != node && !turned_.contains(rope))) return std::nullopt;
+    const std::optional<RopeTurn> turn = turn_of(rope);
+    const bool taken = turn && ggml_is_contiguous(node) && reinterpret_cast<uintptr_t>(node->data) % 16 == 0;
+    if (!taken) return std::nullopt;
+    return TurnArgs{*turn, static_cast<const float*>(rope->src[0]->data), static_cast<float*>(node->data),
+                    static_cast<int32_t>(rope->ne[1]), rope == node ? 0 : static_cast<int32_t>(node->ne[0])};
 }
 
 // A launch less on the way to K and to the queries: 8B, rotated 64 at depth 0 322 to 329 tokens/s without, 325 to 335 with it.
@@ -89,8 +99,7 @@ void OwnProducts::find_turned(ggml_cgraph* graph) {
         for (const ggml_tensor* src : node->src) {
             if (src != nullptr) uses[owner_of(src)]++;
         }
-        const std::optional<ProductArgs> product = product_of(node);
-        const ggml_tensor* const rope = product ? rope_of(node) : nullptr;
+        const ggml_tensor* const rope = is_rotation(node) || product_of(node) ? rope_of(node) : nullptr;
         if (rope != nullptr) {
             turned_.insert(rope);
             uses[rope]--;

@@ -1,5 +1,5 @@
 // Which of a graph's ordinary nodes our kernels take: products with the latents' factors E_k and E_q in a decode step, and RoPE of a single
-// token. Everything else is ggml-cuda's.
+// token with the Hadamard rotation after it. Everything else is ggml-cuda's.
 #pragma once
 
 #include <optional>
@@ -23,9 +23,9 @@ public:
     // The latents' factors times a few tokens.
     std::optional<ProductArgs> product_of(const ggml_tensor* node) const;
     // RoPE of one token by a kernel that lets what follows be set up: ggml-cuda's of neighbouring dimensions does not, and attention's
-    // thread blocks would come when it ends.
+    // thread blocks would come when it ends. Or the Hadamard rotation of what RoPE made: both in one launch.
     std::optional<TurnArgs> turning(const ggml_tensor* node) const;
-    // RoPE that the products which read it do themselves.
+    // RoPE that the products or rotations which read it do themselves.
     bool turned_by_products(const ggml_tensor* node) const { return turned_.contains(node); }
     // That, and nothing else reads it.
     bool turned(const ggml_tensor* node) const { return turned_.contains(node) && !read_otherwise_.contains(node); }
@@ -33,7 +33,7 @@ public:
 private:
     // How the heads of one token are turned by the model's RoPE, if `rope` does that.
     std::optional<RopeTurn> turn_of(const ggml_tensor* rope) const;
-    // RoPE of the one token whose heads this product takes, or null.
+    // RoPE of the one token whose heads this product or rotation takes, or null.
     const ggml_tensor* rope_of(const ggml_tensor* product) const;
     void find_turned(ggml_cgraph* graph);
 

@@ -36,7 +36,8 @@ void StepInputs::attach(const KvCache& cache) {
     for (const int in_ring : {0, 1}) {
         // tokens of layers that evict read all slots
         if (cache.options().n_seq_max == 1 || middle_[in_ring] == 0 || (in_ring == 0 && evicts)) continue;
-        const size_t words = static_cast<size_t>(small_batch) * (1 + static_cast<size_t>(steps_of(middle_[in_ring])));
+        const size_t words =
+            static_cast<size_t>(most_direct_tokens) * (1 + static_cast<size_t>(steps_of(middle_[in_ring])));
         own_[in_ring] = DeviceMemory(words * sizeof(int32_t));
     }
     cells_version_ = ~uint64_t{0};
@@ -115,24 +116,22 @@ OwnSteps StepInputs::own_steps(bool in_ring) const {
     const DeviceMemory& memory = own_[in_ring ? 1 : 0];
     if (memory.bytes() == 0) return {};
     const auto* const counts = memory.as<int32_t>();
-    return {counts, counts + small_batch, steps_of(middle_[in_ring ? 1 : 0])};
+    return {counts, counts + most_direct_tokens, steps_of(middle_[in_ring ? 1 : 0])};
 }
 
-// Together tokens read every slot in use, up to 32 query rows at a time: two tokens or more are about twice the work of one. Apart a token
-// reads what it sees, and a little more.
 void StepInputs::find_apart(const KvCache& cache, const BatchSlots& batch, cudaStream_t stream) {
     const auto n = static_cast<int>(batch.pos.size());
     const int middle = n_regions_ - 1;
     for (const int in_ring : {0, 1}) {
         apart_[in_ring] = false;
-        if (own_[in_ring].bytes() == 0 || n > small_batch) continue;
+        if (own_[in_ring].bytes() == 0 || n > most_direct_tokens) continue;
         const int64_t in_use =
             in_ring != 0 ? cache.placement().ring()->cells().end() : cache.placement().cells(middle).end();
         int64_t seen = 0;
         for (const int32_t pos : batch.pos) {
             seen += in_ring != 0 ? std::min(pos + 1, cache.placement().ring()->window()) : pos + 1;
         }
-        apart_[in_ring] = 10 * seen < 9 * std::min(n, 2) * in_use;
+        apart_[in_ring] = less_work_apart(n, seen, in_use);
         if (!apart_[in_ring]) continue;
         const OwnSteps own = own_steps(in_ring != 0);
         FindStepsArgs args{};
@@ -140,7 +139,7 @@ void StepInputs::find_apart(const KvCache& cache, const BatchSlots& batch, cudaS
         args.seq = seq(middle, in_ring);
         args.n_slots = n_middle(in_ring);
         args.counts = own_[in_ring].as<int32_t>();
-        args.steps = args.counts + small_batch;
+        args.steps = args.counts + most_direct_tokens;
         args.capacity = own.capacity;
         check(find_own_steps(args, n, stream), "finding the slots of a batch's sequences");
     }

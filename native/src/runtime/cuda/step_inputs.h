@@ -94,8 +94,8 @@ private:
     int exact_context_ = 0;
     int middle_context_[2] = {};
     bool apart_[2] = {};
-    DeviceMemory
-        own_[2];  // [small_batch] counts, [small_batch][steps of the middle, or of the ring]; none of a single sequence
+    DeviceMemory own_
+        [2];  // [most_direct_tokens] counts, [the same][steps of the middle, or of the ring]; none of a single sequence
 
     // [n_slots of 3 regions | with the ring | n_full of 3 | n_middle | of the ring | pad | pos | seq | region | slot | sequences as bits
     // (two words each) | slot with the ring], each of the last six n_ubatch long; under eviction after them

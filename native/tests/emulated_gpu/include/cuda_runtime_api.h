@@ -8,6 +8,7 @@
 #include <cstring>
 #include <utility>
 
+#include "chain.h"
 #include "device.h"
 
 #define CUDART_VERSION 12000
@@ -68,8 +69,11 @@ inline cudaError_t emulated_failure(cudaError_t error) {
     emulated::last_error() = error;
     return error;
 }
-inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
-inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaDeviceSynchronize() {
+    emulated::end_chain();
+    return cudaSuccess;
+}
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaDeviceSynchronize(); }
 
 template <class T>
 cudaError_t cudaMalloc(T** at, size_t bytes) {
@@ -182,21 +186,26 @@ template <class... Params, class... Args>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params...), const Args&... args) {
     if (emulated_device_of(config->stream) != emulated::device()) return cudaErrorInvalidResourceHandle;
     dim3 cluster;
+    bool early = false;
     for (unsigned i = 0; i < config->numAttrs; i++) {
         const cudaLaunchAttribute& attribute = config->attrs[i];
         if (attribute.id == cudaLaunchAttributeClusterDimension) cluster = attribute.val.clusterDim;
+        if (attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization) {
+            early = attribute.val.programmaticStreamSerializationAllowed != 0;
+        }
     }
-    const bool launched = emulated::launch(config->gridDim, config->blockDim, cluster, config->dynamicSmemBytes,
+    const bool launched = emulated::launch(config->gridDim, config->blockDim, cluster, config->dynamicSmemBytes, early,
                                            [&] { kernel(args...); });
     return launched ? cudaSuccess : cudaErrorInvalidConfiguration;
 }
 // kernel<<<grid, threads, bytes, stream>>>(args …), see translate.py
 template <class... Params, class... Args>
-void emulated_launch(void (*kernel)(Params...), dim3 grid, int threads, size_t bytes, cudaStream_t stream,
-                     const Args&... args) {
+void emulated_launch(const char* name, void (*kernel)(Params...), dim3 grid, int threads, size_t bytes,
+                     cudaStream_t stream, const Args&... args) {
     if (emulated_device_of(stream) != emulated::device()) emulated::fail("a stream of the current device");
+    emulated::in_kernel(name);
     const dim3 block(static_cast<unsigned>(threads));
-    if (!emulated::launch(grid, block, dim3(), bytes, [&] { kernel(args...); })) {
+    if (!emulated::launch(grid, block, dim3(), bytes, false, [&] { kernel(args...); })) {
         emulated::fail("a grid and shared memory that a launch may ask for");
     }
 }
@@ -261,7 +270,7 @@ EMULATED_NEVER(cudaStreamEndCapture)
 #undef EMULATED_NEVER
 
 // The language.
-inline void cudaGridDependencySynchronize() {}
+inline void cudaGridDependencySynchronize() { emulated::wait_for_grids(); }
 inline void cudaTriggerProgrammaticLaunchCompletion() {}
 inline void __syncthreads() { emulated::block_barrier(); }
 inline int __syncthreads_or(int x) { return emulated::block_barrier(x); }

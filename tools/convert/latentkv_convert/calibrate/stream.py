@@ -21,7 +21,8 @@ from ..course import MEASURE, WEIGH
 from ..errors import ConvertError
 from ..ir import Array, ModelSpec
 from ..source.source import Source
-from .decoder import Ends, Layer, Watch, unwatched
+from .decoder import Layer, Watch, unwatched
+from .kept import Kept
 from .positions import Positions
 from .saved.journal import Journal
 
@@ -42,7 +43,8 @@ class Watcher(Protocol):
 
 class LayerStream:
     """Runs `tokens` [windows, window] through the model of a source, layer by layer, in float32. What its
-    journal says is done is not done again. reduced: large products are of bf16 numbers."""
+    journal says is done is not done again. reduced: large products are of bf16 numbers. kept: what earlier
+    passes have left of the model, and this one leaves."""
 
     def __init__(
         self,
@@ -52,15 +54,16 @@ class LayerStream:
         label: str,
         journal: Journal | None = None,
         reduced: bool = False,
+        kept: Kept | None = None,
     ) -> None:
-        self.source, self.label, self.reduced = source, label, reduced
+        self.source, self.label, self.reduced, self.kept = source, label, reduced, kept or Kept()
         self.journal = journal or Journal(source.spec.n_layer)
         self.spec: ModelSpec = source.spec
         self.device = _device(device)
         self._reader = ThreadPoolExecutor(1)
         self._ahead: dict[int, Future[Layer]] = {}
         self.tokens = torch.from_numpy(tokens)
-        self.ends = Ends(source, reduced).to(self.device)
+        self.ends = self.kept.ends(source, self.device, reduced)
         self.positions = Positions(self.spec, int(self.tokens.shape[1]), self.device)
         self.watchers: list[Watcher] = []
         self._windows: Sequence[int] | None = None  # of a pass; None: all
@@ -86,14 +89,19 @@ class LayerStream:
 
     @contextlib.contextmanager
     def layer(self, index: int, after: int | None = None) -> Iterator[Layer]:
-        """A decoder layer with its weights, without gradients, on the device; dropped on exit. after: the
-        layer asked for next, whose weights are read meanwhile."""
+        """A decoder layer with its weights, without gradients, on the device; dropped on exit unless it is
+        kept. after: the layer asked for next, whose weights are read meanwhile."""
+        known = self.kept.layers
+        if index in known:
+            yield known[index]
+            return
         read = self._ahead.pop(index, None)
         live = (Layer(self.source, index, self.reduced) if read is None else read.result()).to(self.device)
-        if after is not None and after in range(self.spec.n_layer):
+        if after is not None and after in range(self.spec.n_layer) and after not in known:
             self._ahead = {after: self._reader.submit(Layer, self.source, after, self.reduced)}
         for watcher in self.watchers:
             watcher.watch(index, live)
+        self.kept.offer(index, live)
         yield live
         del live
 

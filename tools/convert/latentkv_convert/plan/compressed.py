@@ -7,8 +7,7 @@ there is room for; the others are read again in every pass.
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,13 +21,11 @@ from ..calibrate.positions import Positions
 from ..calibrate.saved.states import States
 from ..calibrate.stream import LayerStream
 from ..calibrate.two_copies import TwoCopies
-from ..course import n_weights
 from ..ir import SIDES, Plan
 from ..rows import sizes
 from ..work import Work
 from .read_back import Copies, Replaced
 
-ROOM = 0.5  # share of the free memory that layers are kept in
 SHELF = 1 << 30  # bytes of hidden states that stay on a device; more are moved to the host
 TOGETHER = 1 << 24  # numbers of hidden states that go through a layer together on a device
 
@@ -57,13 +54,10 @@ class Compressed(LayerStream):
     def __init__(
         self, work: Work, plan: Plan, rows: Parts, windows: NDArray[np.int64], repeats: bool
     ) -> None:
-        device = torch.device(work.device)
-        self._room = int(ROOM * _free_bytes(device)) if repeats else 0
-        reduced = repeats and device.type == "cuda" and 4 * n_weights(work.source) > self._room
-        super().__init__(work.source, windows, work.device, "check", reduced=reduced)
+        work.kept.make_room(work.source, torch.device(work.device), repeats)
+        super().__init__(work.source, windows, work.device, "check", None, work.kept.reduced, work.kept)
         self.work, self.plan, self.rows = work, plan, rows
         self.batch = sizes.demotion_batch() if plan.recent else 1
-        self._layers: dict[int, Layer] = {}
         self._inputs: dict[int, Tensor] = {}
         self._shelf = States()
 
@@ -71,19 +65,6 @@ class Compressed(LayerStream):
         """begin: position of the first token."""
         self.tokens = torch.from_numpy(windows)
         self.positions = Positions(self.spec, windows.shape[1], self.device, begin)
-
-    @contextlib.contextmanager
-    def layer(self, index: int, after: int | None = None) -> Iterator[Layer]:
-        """Kept as far as there is room."""
-        if index in self._layers:
-            yield self._layers[index]
-            return
-        with super().layer(index, None if after in self._layers else after) as live:
-            size = sum(each.nbytes for each in live.parameters())
-            if size <= self._room:
-                self._room -= size
-                self._layers[index] = live
-            yield live
 
     def parts(self) -> list[slice]:
         """Windows that go through a layer together: on a device, whose launches are most of a small model's
@@ -202,9 +183,3 @@ class Compressed(LayerStream):
                 total += float(nats.detach())
             found.append(total / n_tokens)
         return found, slopes
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

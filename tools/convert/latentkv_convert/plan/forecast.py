@@ -111,7 +111,8 @@ class Check:
         from ..compute.arithmetic import model_arithmetic
 
         work, spec, known = self.work, self.work.spec, self._exact
-        stream = LayerStream(work.source, windows, work.device, "check")
+        work.kept.make_room(work.source, torch.device(work.device), repeats=False)
+        stream = LayerStream(work.source, windows, work.device, "check", kept=work.kept)
         names = [window.tobytes() for window in windows]
         new = [row for row, name in enumerate(names) if name not in known]
         cached = stream.embed().to(stream.device)

@@ -151,7 +151,7 @@ class Waterfill:
         size = plan_sizes.cache_bytes(work.spec, plan, terms.count.n_ctx)
         if terms.count.pays_factors:
             size += allotment.added(work, plan)
-        us = self._us(features.mean(work.spec, plan.layers))
+        us = self._us(features.mean(work.spec, plan.layers, self.times.shared_kb))
         return Point(share, size, bought.predicted(terms, DROP_PENALTY), us, bought.exact)
 
     def _us(self, counted: features.Features | None) -> Us | None:

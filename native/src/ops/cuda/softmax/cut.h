@@ -17,6 +17,7 @@ struct Cut {
     int32_t least_tiles;  // tiles that are worth a part
     int32_t shrinks;  // 1: where there are fewer than enough_parts the tiles become smaller, down to least_shrunk_tile
     int32_t halves;   // 1: of a short cache two thread blocks take half the query rows of a part each
+    int32_t late_slots;  // 1: an earlier kernel of the step writes n_slots, which nobody may read before that has ended
     Leaves leaves;
     float* partial;  // [n_split, n_tokens, n_head, 64·v_blocks] sums, not normalised, and what merging needs after them
     float* partial_ml;  // [n_split, n_tokens, n_head, 2] maximum (base 2) and sum
@@ -25,6 +26,10 @@ struct Cut {
 
 // What every kernel is launched with; its own plan comes after it.
 struct CutProblem : Problem, Cut {};
+
+// Tiles of a part that a thread block may list (SeenTiles); of a longer part it walks over all.
+constexpr int most_listed_tiles = 512;
+constexpr int seen_tiles_bytes = 16 + 3 * most_listed_tiles;
 
 constexpr int most_parts = 132;
 constexpr int least_shrunk_tile = 32;  // slots

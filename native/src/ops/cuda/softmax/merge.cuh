@@ -329,11 +329,42 @@ struct MergeBlock {
 
     // Product::none: merged channels are results.
     __device__ __forceinline__ void put_channels(int block) const {
+        if (p.v_hadamard != 0) return put_times_hadamard(block);
         for (int i = thread; i < merged_rows * width; i += merge_threads) {
             const int d = width * block + i % width;
             if (d >= p.head_dim) continue;
             const float merged = reinterpret_cast<const float*>(own.z + i % width)[i / width];
             put(i / width * p.head_dim + d, merged + joined(i / width, d));
+        }
+    }
+
+    // The same times the Hadamard matrix that V was stored with: a warp a row, of 64 channels two a lane.
+    __device__ __forceinline__ void put_times_hadamard(int block) const {
+        if (warp >= merged_rows) return;
+        const float scale = rsqrtf(static_cast<float>(p.v_hadamard));
+        for (int first = 0; first < width; first += 64) {
+            float of[2];
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const int d = width * block + first + 32 * i + lane;
+                const float merged = reinterpret_cast<const float*>(own.z + first + 32 * i + lane)[warp];
+                of[i] = d < p.head_dim ? (merged + joined(warp, d)) * scale : 0.0f;
+            }
+            for (int apart = 1; apart < min(p.v_hadamard, 32); apart *= 2) {
+                const float sign = (lane & apart) == 0 ? 1.0f : -1.0f;
+                of[0] = fmaf(sign, of[0], __shfl_xor_sync(0xffffffffu, of[0], apart));
+                of[1] = fmaf(sign, of[1], __shfl_xor_sync(0xffffffffu, of[1], apart));
+            }
+            if (p.v_hadamard == 64) {
+                const float sum = of[0] + of[1];
+                of[1] = of[0] - of[1];
+                of[0] = sum;
+            }
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const int d = width * block + first + 32 * i + lane;
+                if (d < p.head_dim) put(warp * p.head_dim + d, of[i]);
+            }
         }
     }
 };
@@ -346,7 +377,7 @@ __global__ void __launch_bounds__(merge_threads, 1)
     using Channels = typename Block::Channels;
     let_next_start();
     __shared__ MergeShared<Per, Joins> own;
-    const Left left(p);
+    Left left(p);
     const Block of{p, full, own};
     if (of.together) {
         if (threadIdx.x == 0) {
@@ -362,11 +393,15 @@ __global__ void __launch_bounds__(merge_threads, 1)
     if constexpr (By != Product::none) of.load_factor(b, block, 4 * of.warp);
     const int row = of.first_row + of.warp / 4;
     const bool exists = row < of.n_rows;
-    const int count = exists ? left.parts_of(p, small_quotient(row, of.rep)) : 0;
+    int count = exists ? left.parts_of(p, small_quotient(row, of.rep)) : 0;
     const int at = exists ? of.row_at(row) : 0;
     wait_for_previous();
     if constexpr (By == Product::none && !Joins && !Left::means) {
-        if (left.parts_of(p, 0) == 1) return;  // the only part wrote the result
+        if (p.late_slots != 0) {
+            left = Left(p);
+            count = exists ? left.parts_of(p, 0) : 0;
+        }
+        if (p.v_hadamard == 0 && left.parts_of(p, 0) == 1) return;  // the only part wrote the result
     }
 
     float2 maxima[held_parts];

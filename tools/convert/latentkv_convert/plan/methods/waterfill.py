@@ -93,10 +93,10 @@ def add_arguments(parser: Any) -> None:
     )
     parser.add_argument(
         "--scales",
-        choices=("segment", "row"),
-        default="segment",
-        help="segment (default): every segment of a row has a scale and a minimum; row: a group's row has "
-        "four scales of a byte and no minima, which loses less at equal bytes and decodes slower",
+        choices=("row", "segment"),
+        default=None,
+        help="row (default, but with --segment and for MLA): groups begin with four scales, which loses "
+        "less at equal bytes; segment: every segment has a scale and a minimum",
     )
     parser.add_argument(
         "--polish",
@@ -146,7 +146,8 @@ def create(options: Mapping[str, Any], spec: ModelSpec) -> Waterfill:
         )
     kept = sink > 0 or recent > 0
     in_segments = spec.mla is not None and options["segment"] == 16  # as exact tokens then are, too
-    one_scale = options["scales"] == "row"
+    has_own = options["segment"] is not None or spec.mla is not None
+    one_scale = options["scales"] == "row" or (options["scales"] is None and not has_own)
     if one_scale and options["segment"] is not None:
         raise ConvertError(
             "--segment", "segments with scales of their own (--scales segment)", "--scales row"

@@ -42,6 +42,10 @@ PLANES = {
 UNIT_CHANNELS = 32  # channels of one format that it takes at once
 MOST_CHANNELS = 1024  # of a group
 MOST_ROWS = 32  # query rows of a thread block
+LEAST_ROWS = 8
+LEAST_TILE = 32  # slots that it stages at once, at least
+SHARED_KB = 227  # shared memory of a thread block on an H100; consumer cards have 99
+FIXED_BYTES = 5120 + 1536  # of it: the kernel's variables, units of three regions
 
 
 class Heads(Protocol):
@@ -80,6 +84,7 @@ class Times:
 
     gpu: str
     coefficients: Mapping[str, float]
+    shared_kb: int = SHARED_KB
 
     def us(self, counted: Features | None, depth: int) -> float | None:
         """What attention at this depth adds to a step; None where a coefficient was not measured."""
@@ -91,7 +96,7 @@ class Times:
         return sum(self.coefficients[name] * count for name, count in counts.items())
 
 
-def of(heads: Heads, layer: LayerPlan) -> Features | None:
+def of(heads: Heads, layer: LayerPlan, shared_kb: int = SHARED_KB) -> Features | None:
     """Counts of a layer as the file has it: ranks are the columns of its factors. None: the fast kernels do
     not take such rows."""
     k, v = layer.k, layer.v
@@ -104,12 +109,15 @@ def of(heads: Heads, layer: LayerPlan) -> Features | None:
     if not (_is_taken(k) and _is_taken(v)) or (rebuilds and unit * heads.head_dim > MOST_CHANNELS):
         return None
     n_rows = unit * heads.n_head // heads.n_kv
-    blocks, padded = -(-n_rows // MOST_ROWS), padded_rows(n_rows)
+    padded = padded_rows(n_rows)
     n_units = heads.n_kv // unit
     at = [(unit * index // k.group, unit * index // v.group) for index in range(n_units)]
     stored = {side: [_channels(names) for names in _runs(plan)] for side, plan in (("k", k), ("v", v))}
     keys = [unit * heads.head_dim if rebuilds else sum(stored["k"][i].values()) for i, _ in at]
     channels = [n + sum(stored["v"][j].values()) for n, (_, j) in zip(keys, at, strict=True)]
+    staged = sum(max(_group_bytes(side)) for side in ((v,) if rebuilds else (k, v)))
+    rows = block_rows(padded, max(keys), staged, shared_kb)
+    blocks = -(-n_rows // rows)
     decoded = dict.fromkeys(DECODED, 0)
     for i, j in at:
         for read in ([] if rebuilds else [stored["k"][i]]) + [stored["v"][j]]:
@@ -120,7 +128,7 @@ def of(heads: Heads, layer: LayerPlan) -> Features | None:
         "latent": 1.0,
         "latent_once": 1.0 / heads.n_layer,
         "factors": 2 * heads.n_kv * heads.head_dim * (max(k.ranks) + max(v.ranks)) / 1e6,  # f16
-        "block": min(padded, MOST_ROWS) * max(channels) / 1e3,
+        "block": rows * max(channels) / 1e3,
     }
     slot = {
         "stored": (_bytes(k) + _bytes(v)) / 1e6,
@@ -152,9 +160,9 @@ def mean_full(spec: ModelSpec) -> Features:
     return _average(spec, [full(_heads(spec, layer)) for layer in spec.attention_layers])
 
 
-def mean(spec: ModelSpec, layers: Sequence[LayerPlan]) -> Features | None:
+def mean(spec: ModelSpec, layers: Sequence[LayerPlan], shared_kb: int = SHARED_KB) -> Features | None:
     """Counts of the average layer that attends; None where one is not known."""
-    found = [of(_heads(spec, layer), layers[layer]) for layer in spec.attention_layers]
+    found = [of(_heads(spec, layer), layers[layer], shared_kb) for layer in spec.attention_layers]
     known = [each for each in found if each is not None]
     return _average(spec, known) if len(known) == len(found) else None
 
@@ -169,6 +177,17 @@ def _average(spec: ModelSpec, found: Sequence[Features]) -> Features:
             for name, count in counts.items():
                 total[name] = total.get(name, 0.0) + count / len(found)
     return Features(step, slots.pop(0), slots)
+
+
+def block_rows(padded: int, k_channels: int, row_bytes: int, shared_kb: int) -> int:
+    """Query rows of a thread block: as many as leave room for a tile (MlaLayout in kernels/mla/layout.h).
+    row_bytes: of a group's K and V."""
+    room = 1024 * shared_kb - FIXED_BYTES - LEAST_TILE * row_bytes
+    rows = min(padded, MOST_ROWS)
+    # queries in f16, scores of 260 slots in f32, weights of two tiles in f16
+    while rows > LEAST_ROWS and rows * (2 * k_channels + 4 * 260 + 4 * LEAST_TILE) > room:
+        rows //= 2
+    return rows
 
 
 def padded_rows(n: int) -> int:
@@ -201,6 +220,11 @@ def _channels(runs: list[tuple[str, int]]) -> dict[str, int]:
     for name, n in runs:
         found[name] = found.get(name, 0) + n
     return found
+
+
+def _group_bytes(side: SidePlan) -> list[int]:
+    """Bytes of each group's part of a row."""
+    return [row_bytes((tuple(segments),)) for segments in _runs(side)]
 
 
 def _bytes(side: SidePlan) -> int:

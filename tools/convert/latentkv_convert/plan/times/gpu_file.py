@@ -24,6 +24,7 @@ from .fit import fit
 
 SHIPPED = {path.stem: path for path in sorted(Path(__file__).parent.glob("*.json"))}
 DEFAULT = SHIPPED["h100"]  # where no GPU is
+LEAST_KB = 48  # that the kernels want of any GPU
 _SIZES = ("name", "source", "n_layer", "n_head", "n_kv", "head_dim")  # of Measured, as they are in a file
 _WHAT = "a file that bench/attention_times.py wrote"
 
@@ -41,8 +42,8 @@ class Measured:
     layer: LayerPlan
     us: Mapping[int, float]  # depth -> microseconds a layer
 
-    def points(self) -> list[tuple[Mapping[str, float], float]]:
-        counted = features.of(self, self.layer)
+    def points(self, shared_kb: int = features.SHARED_KB) -> list[tuple[Mapping[str, float], float]]:
+        counted = features.of(self, self.layer, shared_kb)
         if counted is None:
             raise ConvertError(self.name, "rows that the GPU's kernels take", str(self.layer))
         return [(counted.at(depth), us) for depth, us in self.us.items()]
@@ -80,15 +81,21 @@ def _side_as_dict(side: SidePlan) -> dict[str, Any]:
 
 
 def document(
-    gpu: str, capabilities: Sequence[str], command: str, build: str, files: list[Measured]
+    gpu: str,
+    capabilities: Sequence[str],
+    command: str,
+    build: str,
+    files: list[Measured],
+    shared_kb: int = features.SHARED_KB,
 ) -> dict[str, Any]:
     """The file's content: coefficients are fitted to the files' times. capabilities: compute capabilities of
-    the GPUs whose plans it is for."""
-    points = [point for each in files for point in each.points()]
+    the GPUs whose plans it is for; shared_kb: shared memory that a thread block may have there."""
+    points = [point for each in files for point in each.points(shared_kb)]
     found = fit(points)
     return {
         "gpu": gpu,
         "capabilities": list(capabilities),
+        "shared_kb": shared_kb,
         "time": "microseconds a layer that a decode step of one token takes at a depth beyond depth 0",
         "command": command,
         "build": build,
@@ -142,7 +149,12 @@ def load(path: Path | None) -> Times:
     entries = found.get("coefficients")
     if not isinstance(entries, dict) or not entries:
         raise ConvertError("--gpu-times", f'{_WHAT}, with "coefficients"', str(path))
-    return Times(found["gpu"], {name: _coefficient(name, entry) for name, entry in entries.items()})
+    shared_kb = found.get("shared_kb", features.SHARED_KB)
+    if not isinstance(shared_kb, int) or not LEAST_KB <= shared_kb <= features.SHARED_KB:
+        wanted = f'{_WHAT}, with "shared_kb" of {LEAST_KB} to {features.SHARED_KB}'
+        raise ConvertError("--gpu-times", wanted, str(shared_kb)[:60])
+    coefficients = {name: _coefficient(name, entry) for name, entry in entries.items()}
+    return Times(found["gpu"], coefficients, shared_kb)
 
 
 def _coefficient(name: str, entry: Any) -> float:

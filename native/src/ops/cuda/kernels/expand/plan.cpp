@@ -16,6 +16,7 @@ PrefillArgs on_expanded_rows(const CutProblem& p, const PrefillPlan& plan) {
     full.q_width = p.head_dim;
     full.k_group = full.v_group = full.unit = 1;
     full.n_regions = 1;
+    full.late_slots = 1;
     full.regions[0] = p.whole;
     full.kind = any_kind;
     full.k_blocks = full.v_blocks = (p.head_dim + 63) / 64;

@@ -20,7 +20,8 @@ struct LeftMeans {
 template <int NT, int U, MlaK K, bool Apart = false>
 cudaError_t launch_one(const MlaArgs& args, int items, cudaStream_t stream) {
     const int n_rows = (Apart ? 1 : args.n_tokens) * args.unit * (args.n_head / args.n_kv);
-    const int parts = args.n_split + (Apart ? args.n_tokens : 0);  // a token's share is rounded down, and one at least
+    const int parts =
+        Apart ? args.mla.apart + args.n_tokens : args.n_split;  // a token's share is rounded down, and one at least
     const dim3 grid(static_cast<unsigned>(items), static_cast<unsigned>((n_rows + 8 * NT - 1) / (8 * NT)),
                     static_cast<unsigned>(parts));
     const MlaLayout layout(args.mla, args.n_regions);
@@ -61,7 +62,8 @@ cudaError_t launch_rows(const MlaArgs& args, int items, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t merge_mla(const MlaArgs& args, const CutProblem* full, cudaStream_t stream) {
-    if (args.v_b != nullptr) return merge_few<LeftMeans>(args, full, stream);
+    if (args.v_b != nullptr && args.n_tokens <= most_counted_tokens) return merge_few<LeftMeans>(args, full, stream);
+    if (args.v_b != nullptr) return launch_merge<LeftMeans, 2, Product::whole>(args, full, 1, stream);
     const auto blocks = static_cast<unsigned>((args.head_dim + 63) / 64);
     return launch_merge<LeftMeans, 1, Product::none>(args, full, blocks, stream);
 }

@@ -17,7 +17,6 @@ constexpr int most_units = 32;                          // of one side: a warp f
 constexpr int key_slots = 16;                           // slots of a warp when it scores
 constexpr int score_pitch = key_slots * mla_warps + 4;  // four lanes' rows start in different banks
 constexpr int most_tile = 128;                          // slots
-constexpr int most_mla_tokens = most_counted_tokens;    // more: least_expanded_tokens
 constexpr int mla_fixed = 5120;                         // bytes of the kernel's own variables, at most
 constexpr int least_tile = 32;                          // and of a tile of f16 rows, which are read where they lie
 constexpr int most_decoded_head = 256;                  // head_dim, where V's latent is multiplied with a factor
@@ -54,7 +53,8 @@ struct MlaPlan {
     int32_t small_tiles;  // bit r: tiles of region r have least_tile slots
     int32_t late_parts;   // of n_split, the last ones: where another kernel runs first, see MlaSteps
     int32_t scaled;       // 1: V of a region is in rows whose groups have scales
-    int32_t apart;        // 1: a thread block has one token's rows, and reads that token's OwnSteps
+    int32_t
+        apart;  // above 0: a thread block has one token's rows, and reads that token's OwnSteps; parts of all tokens between them
     MlaKeys keys;
 };
 

@@ -63,9 +63,10 @@ const char* plan_mla_rows(const Request& request, Plan& a, MlaPlan& plan) {
     const int rows = (apart ? 1 : a.n_tokens) * a.unit * (a.n_head / a.n_kv);
     const bool values = plan.keys.as == MlaK::values;
     if (p.v_b == nullptr && !values) return "V is no latent";
-    if (a.n_tokens > most_mla_tokens) return "too many tokens";
+    const bool takes_many = apart || (a.rebuild == 0 && !values &&
+                                      multiplies_latents(a.n_tokens, a.n_tokens * (a.n_head / a.n_kv), a.head_dim));
+    if (a.n_tokens > (takes_many ? most_direct_tokens : most_counted_tokens)) return "too many tokens";
     if (a.v_blocks > most_units / 2 || (a.rebuild == 0 && a.k_blocks > most_units / 2)) return "latents are too wide";
-    plan.apart = apart ? 1 : 0;
     plan.rows = rows <= 8 ? 8 : (rows <= 16 ? 16 : 32);
     const bool scores = plan.keys.as == MlaK::scores;
     plan.k_units = scores ? 0 : (a.rebuild != 0 ? a.unit * a.head_dim / unit_channels : 2 * a.k_blocks);
@@ -105,8 +106,12 @@ const char* plan_mla_rows(const Request& request, Plan& a, MlaPlan& plan) {
         const auto parts = [&](int multiprocessors) {
             return std::clamp(multiprocessors / row_blocks / items, 1, most_parts);
         };
-        if (apart) {  // of all tokens, see ApartShares; beside full rows the last ones wait
-            a.n_split = parts(device.n_multiprocessors);
+        if (apart) {  // see ApartShares; beside full rows the last ones wait
+            a.n_split = plan.apart = parts(device.n_multiprocessors);
+            // a token of many may not have all parts, whose sums all have room for
+            if (a.n_tokens > most_counted_tokens) {
+                a.n_split = std::min(plan.apart, std::max(8, 4 * plan.apart / a.n_tokens));
+            }
             return nullptr;
         }
         const int early = parts(device.n_multiprocessors - others);

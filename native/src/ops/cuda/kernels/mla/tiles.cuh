@@ -66,17 +66,31 @@ struct MlaSteps {
     __device__ int steps_before(int region) const { return region == 0 ? 0 : (region == 1 ? before_1 : before_2); }
 };
 
-// Where tokens are apart: the n_split parts are shared out among them by their steps, each has one at least.
+// Where tokens are apart: parts are shared out among them by their steps, each has one at least and n_split at most. By a warp, whose lanes
+// have a token each and every 32nd after it.
+constexpr int apart_turns = most_direct_tokens / 32;
+
 struct ApartShares {
-    int64_t all = 0;
+    uint32_t counts[apart_turns];  // of this lane's tokens
+    uint32_t all = 0;
 
     __device__ explicit ApartShares(const MlaArgs& p) {
+        const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
-        for (int t = 0; t < most_mla_tokens; t++) all += t < p.n_tokens ? __ldg(p.own.counts + t) : 0;
+        for (int k = 0; k < apart_turns; k++) {
+            const int token = 32 * k + lane;
+            counts[k] = token < p.n_tokens ? static_cast<uint32_t>(__ldg(p.own.counts + token)) : 0;
+            all += counts[k];
+        }
+#pragma unroll
+        for (int o = 16; o > 0; o /= 2) all += __shfl_xor_sync(0xffffffffu, all, o);
+    }
+    __device__ int parts(const MlaArgs& p, uint32_t count) const {
+        const uint32_t share = all == 0 ? 1 : count * static_cast<uint32_t>(p.mla.apart) / all;
+        return max(1, min(p.n_split, static_cast<int>(share)));
     }
     __device__ int parts_of(const MlaArgs& p, int token) const {
-        const int64_t count = __ldg(p.own.counts + token);
-        return all == 0 ? 1 : max(1, static_cast<int>(count * p.n_split / all));
+        return parts(p, static_cast<uint32_t>(__ldg(p.own.counts + token)));
     }
 };
 
@@ -98,20 +112,29 @@ struct MlaShare {
             return;
         }
         const ApartShares shares(p);
-        int first = 0;
-#pragma unroll 1
-        for (int t = 0; t < p.n_tokens; t++) {
-            const int parts = shares.parts_of(p, t);
-            if (index < first + parts) {
-                const int64_t count = __ldg(p.own.counts + t);
-                token = t;
-                part = index - first;
-                begin = static_cast<int>(count * part / parts);
-                end = static_cast<int>(count * (part + 1) / parts);
-                steps = p.own.steps + static_cast<int64_t>(t) * p.own.capacity;
-                return;
+        const int lane = static_cast<int>(threadIdx.x) % 32;
+        int first = 0;  // part of this turn's tokens
+#pragma unroll
+        for (int k = 0; k < apart_turns; k++) {
+            const int own = 32 * k + lane < p.n_tokens ? shares.parts(p, shares.counts[k]) : 0;
+            int until = own;
+#pragma unroll
+            for (int o = 1; o < 32; o *= 2) {
+                const int before = __shfl_sync(0xffffffffu, until, max(lane - o, 0));
+                if (lane >= o) until += before;
             }
-            first += parts;
+            until += first;
+            const uint32_t behind = __ballot_sync(0xffffffffu, until > index);
+            first = __shfl_sync(0xffffffffu, until, 31);
+            if (behind == 0 || part >= 0) continue;
+            const int at = __ffs(static_cast<int>(behind)) - 1;
+            const int parts = __shfl_sync(0xffffffffu, own, at);
+            const auto count = static_cast<int>(__shfl_sync(0xffffffffu, shares.counts[k], at));
+            token = 32 * k + at;
+            part = index - __shfl_sync(0xffffffffu, until - own, at);
+            begin = count * part / parts;
+            end = count * (part + 1) / parts;
+            steps = p.own.steps + static_cast<int64_t>(token) * p.own.capacity;
         }
     }
 };

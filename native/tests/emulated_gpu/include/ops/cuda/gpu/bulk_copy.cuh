@@ -23,6 +23,7 @@ struct EmulatedBarrier {
         if (barrier.pending == 0 && barrier.missing == 0) {
             barrier.pending = barrier.expected;
             barrier.phase = barrier.phase ^ 1;
+            emulated::advance();
         }
         emulated::unlock();
     }
