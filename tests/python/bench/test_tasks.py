@@ -41,7 +41,7 @@ def test_a_program_shows_its_options(
         runpy.run_path(str(record.ROOT / "bench" / f"{program}.py"), run_name="__main__")
     assert end.value.code == 0
     shown = "".join(capsys.readouterr().out.split())
-    assert "--device" not in shown or "f16,q8_0,q4_0,28%,14%" in shown
+    assert "--device" not in shown or "f16,q8_0,q4_0,small,28%,14%" in shown
 
 
 @pytest.mark.parametrize(
