@@ -478,6 +478,35 @@ __device__ inline void slot_pairs(const uint8_t* a, const uint8_t* b, const Chun
     }
 }
 
+// What four_slots_at makes of codes of four bits: both slots' byte side by side before it becomes numbers takes two thirds of the steps.
+template <class RowAt>
+__device__ inline void four_slots_of_nibbles(const RowAt& row_at, const Chunk& chunk, int h, uint32_t (&first)[8],
+                                             uint32_t (&second)[8]) {
+    uint32_t affine[4];
+    uint32_t codes[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint8_t* const row = row_at(i);
+        affine[i] = u32_at<true>(row + chunk.affine);
+        codes[i] = u32_at<true>(row + chunk.codes + 4 * h);
+    }
+#pragma unroll
+    for (int s = 0; s < 2; s++) {
+        const __half2 scale = half2_of(__byte_perm(affine[2 * s], affine[2 * s + 1], 0x5410));
+        const __half2 offset = half2_of(__byte_perm(affine[2 * s], affine[2 * s + 1], 0x7632));
+        uint32_t (&out)[8] = s == 0 ? first : second;
+#pragma unroll
+        for (int y = 0; y < 4; y++) {  // channels y and y + 8 of the half
+            const uint32_t both = __byte_perm(codes[2 * s], codes[2 * s + 1], 0x4400 + 0x1111 * y);
+            const __half2 high = __hfma2(half2_of((both & 0x00f000f0u) | 0x64006400u), __float2half2_rn(0.0625f),
+                                         __float2half2_rn(-64.0f));
+            const int at = 2 * (y % 2) + y / 2;
+            out[at] = bits(__hfma2(small_ints(both & 0x000f000fu), scale, offset));
+            out[at + 4] = bits(__hfma2(high, scale, offset));
+        }
+    }
+}
+
 // Which of a 64-channel block's channels row g of tile i is, i = 0 … 7: lane 4g + c has half g % 2 of chunk g / 2 from slot_pairs and
 // four_slots.
 __device__ inline int sum_channel(int g, int i) {
@@ -488,6 +517,9 @@ __device__ inline int sum_channel(int g, int i) {
 template <int Kind = any_kind, class RowAt>
 __device__ inline void four_slots_at(const RowAt& row_at, const Chunk& chunk, int h, uint32_t (&first)[8],
                                      uint32_t (&second)[8]) {
+    if constexpr (Kind == static_cast<int>(Format::q4)) {
+        return four_slots_of_nibbles(row_at, chunk, h, first, second);
+    }
     uint32_t x[4][4];
     const bool stored = with_chunk<Kind>(row_at(0), chunk, [&](const auto& reader) {
         using Reader = std::remove_cvref_t<decltype(reader)>;

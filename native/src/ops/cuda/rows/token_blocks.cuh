@@ -62,16 +62,51 @@ __device__ inline void sixteen_numbers(const uint8_t* at, int pitch, int share, 
     f16_pairs(words, pairs);
 }
 
+// The same of numbers first … first + 15, a multiple of 16, where one segment has all `width` channels of a group: as many a slot as is known
+// here. at: on 16 bytes, or where a slot has fewer on as many
+template <int width>
+__device__ inline void sixteen_numbers_of_group(const uint8_t* at, int pitch, int first, uint32_t (&pairs)[8]) {
+    constexpr int share = width / chunk_width;
+    static_assert(share == 4 || share == 8 || share == 16);
+    constexpr int slots = chunk_width / share;
+    uint32_t words[8];
+#pragma unroll
+    for (int i = 0; i < slots; i++) {
+        const uint8_t* const from = at + (first / share + i) * pitch;
+        if constexpr (share == 4) {
+            const uint2 x = *reinterpret_cast<const uint2*>(from);
+            words[2 * i] = x.x;
+            words[2 * i + 1] = x.y;
+        } else {
+#pragma unroll
+            for (int k = 0; k < share / 8; k++) {
+                const uint4 x = *reinterpret_cast<const uint4*>(from + 16 * k);
+                words[4 * (i + k)] = x.x;
+                words[4 * (i + k) + 1] = x.y;
+                words[4 * (i + k) + 2] = x.z;
+                words[4 * (i + k) + 3] = x.w;
+            }
+        }
+    }
+    f16_pairs(words, pairs);
+}
+
 // Scales and minima of a chunk's channels.
 struct BlockNumbers {
     uint32_t scale[8];
     uint32_t minimum[8];
 };
 
-// block: the row of the block's first slot
-template <int Bits>
+// block: the row of the block's first slot. group_width: of a group that is one segment, else 0
+template <int Bits, int group_width = 0>
 __device__ inline void load_block_numbers(const uint8_t* block, int pitch, const Chunk& chunk, BlockNumbers& to) {
     static_assert(token_block_slots == 2 * chunk_width);
+    if constexpr (group_width > 0) {
+        const uint8_t* const at = block + chunk.codes + ChannelFormat<Bits>::numbers_at(group_width);
+        sixteen_numbers_of_group<group_width>(at, pitch, chunk.odd, to.scale);
+        sixteen_numbers_of_group<group_width>(at + chunk_width * pitch, pitch, chunk.odd, to.minimum);
+        return;
+    }
     const int width = chunk.affine;  // of the segment
     const int first = chunk.odd;     // channel of it
     const int share = width / chunk_width;

@@ -22,7 +22,7 @@ __device__ __forceinline__ void score_block(const uint8_t* rows, int pitch, cons
         uint32_t scaled[4][2];
         {
             BlockNumbers numbers;
-            load_block_numbers<Bits>(rows, pitch, chunk, numbers);
+            load_block_numbers<Bits, 64 * KB>(rows, pitch, chunk, numbers);
 #pragma unroll
             for (int j = 0; j < 4; j++) {
 #pragma unroll

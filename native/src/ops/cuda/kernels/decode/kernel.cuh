@@ -36,6 +36,7 @@ __global__ void __launch_bounds__(Path == KPath::rebuilt && KB == 1 ? 2 * n_thre
     [[maybe_unused]] WarpRebuild keys(reinterpret_cast<uint8_t*>(queries), plan, own);
     __shared__ int32_t rows_at[decode_rows];
     __shared__ int32_t n_slots[max_regions];
+    __shared__ Sight sight;
     if (static_cast<int>(threadIdx.x) < item.n_rows) {
         rows_at[threadIdx.x] = item.row_at(p, first_row + static_cast<int>(threadIdx.x));
     }
@@ -45,11 +46,12 @@ __global__ void __launch_bounds__(Path == KPath::rebuilt && KB == 1 ? 2 * n_thre
     __syncthreads();
     wait_for_previous();
 
-    const DecodeShared all{shared, groups, chunks, queries, rows_at, n_slots};
+    const DecodeShared all{shared, groups, chunks, queries, rows_at, n_slots, &sight};
     Warp warp{p, parts, item, all, own + plan.turned, keys, parts.begin(split), parts.begin(split + 1)};
     warp.choose_run();
     typename Warp::Rows rows;
     warp.see_rows(rows);
+    warp.share_sight(rows);
     DecodeSums<VB> sums;
     warp.walk(rows, sums);
     warp.leave(split, sums);

@@ -34,7 +34,7 @@ LKV_HD inline int decode_blocks(const Problem& p) { return decode_blocks(p.k_blo
 LKV_HD constexpr bool is_stock_kind(int kind) {
     return kind == static_cast<int>(Format::q8_0) || kind == static_cast<int>(Format::q4_0);
 }
-constexpr int decode_static_bytes = 64;  // at most, beside DecodeLayout
+constexpr int decode_static_bytes = 80;  // at most, beside DecodeLayout
 constexpr int decode_rows = 8;           // query rows of a thread block: the columns of a tensor-core tile
 constexpr int most_block_rows = 32;      // query rows where K is in blocks of tokens, for four thread blocks
 

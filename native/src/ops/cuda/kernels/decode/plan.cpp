@@ -54,6 +54,7 @@ DecodeArgs args_of(const Plan& plan) { return {plan, plan.as<DecodePlan>(), plan
 
 struct Choice {
     int tile, stages, warps, resident;
+    int least_tiles = 2 * n_warps;
 };
 
 // Tile, stages and warps of the first choice that fits, `resident` thread blocks a multiprocessor.
@@ -68,11 +69,28 @@ bool choose(const Request& request, std::span<const Choice> choices, const auto&
         const int room = device.shared_bytes / choice.resident - 1024 * (choice.resident - 1) - decode_static_bytes;
         const DecodeArgs args = args_of(a);
         if (DecodeLayout(args).total(args) > room) continue;
-        a.least_tiles = 2 * n_warps;
+        a.least_tiles = choice.least_tiles;
         a.n_split = decode_parts(a, request.capacity, device.n_multiprocessors * choice.resident);
         return true;
     }
     return false;
+}
+
+// Whether K in blocks of tokens lies as the kernel reads it: a group is one segment, whose codes and numbers lie on as many bytes as it
+// loads at once.
+bool is_one_block(const std::vector<Chunk>& chunks) {
+    const int width = static_cast<int>(chunks.size()) * chunk_width;
+    const auto format = static_cast<Format>(chunks.front().kind);
+    if (!format_in_token_blocks(format)) return true;
+    const int numbers_at = with_token_block_format(format, [=](auto f) { return decltype(f)::numbers_at(width); });
+    for (int i = 0; i < width / chunk_width; i++) {
+        const Chunk& chunk = chunks[static_cast<size_t>(i)];
+        if (chunk.affine != width || chunk.odd != chunk_width * i || chunk.codes % 8 != 0 ||
+            (chunk.codes + numbers_at) % std::min(16, width / 8) != 0) {
+            return false;
+        }
+    }
+    return true;
 }
 
 // Rows of one side beside blocks of K: f16 rows are read where they lie, the widest of the others is staged. 0: some have no code here.
@@ -80,9 +98,9 @@ int pitch_beside_blocks(const LatentAttnParams& p, RowLayout RegionView::* side,
                         std::initializer_list<Format> formats) {
     int pitch = 16;
     bool has_code = true;
-    for_groups(p, side, blocks, [&](int, const RowLayout&, const GroupTable& table, const auto&) {
+    for_groups(p, side, blocks, [&](int, const RowLayout&, const GroupTable& table, const auto& chunks) {
         if (table.kind == kind_f16_wide) return;
-        has_code = has_code && std::ranges::count(formats, static_cast<Format>(table.kind)) > 0;
+        has_code = has_code && std::ranges::count(formats, static_cast<Format>(table.kind)) > 0 && is_one_block(chunks);
         pitch = std::max(pitch, pitch_of(static_cast<int>(table.bytes)));
     });
     return has_code ? pitch : 0;
@@ -97,8 +115,9 @@ const char* take_blocks(const Request& request, Plan& a) {
     plan.k_pitch = pitch_beside_blocks(request.params, &RegionView::k, blocks, {c4, c3, c2});
     plan.v_pitch = pitch_beside_blocks(request.params, &RegionView::v, blocks, {q8, q6, q4, q3, q2});
     if (plan.k_pitch == 0 || plan.v_pitch == 0) return "K is in blocks of tokens beside rows of other formats";
-    constexpr Choice choices[] = {{32, 3, 8, 2}, {32, 2, 8, 2}, {32, 3, 8, 1},
-                                  {32, 2, 8, 1}, {32, 2, 4, 1}, {32, 2, 2, 1}};
+    // a tile of a block takes longer than another: of a short cache a warp has one, and more thread blocks
+    constexpr Choice choices[] = {{32, 3, 8, 2, n_warps}, {32, 2, 8, 2, n_warps}, {32, 3, 8, 1, n_warps},
+                                  {32, 2, 8, 1, n_warps}, {32, 2, 4, 1, n_warps}, {32, 2, 2, 1, n_warps}};
     const auto allowed = [&](const Choice& choice) { return choice.resident == 1 || blocks <= 2; };
     return choose(request, choices, allowed, plan, a) ? nullptr : "no tile fits shared memory";
 }

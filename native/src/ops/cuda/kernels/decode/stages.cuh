@@ -54,6 +54,7 @@ struct DecodeShared {
     uint2* queries;
     const int32_t* rows_at;  // of a query row: which of [n_tokens, n_head] it is
     const int32_t* n_slots;
+    Sight* sight;  // of all query rows
 };
 
 template <int VB>
@@ -71,6 +72,7 @@ struct DecodeWarp {
     static constexpr int fixed_threads = (rebuilds && KB == 1) || in_blocks ? 0 : n_threads;
     static constexpr int tile = 16 * MT;
     static constexpr bool stock = is_stock_kind(Kind);
+    static constexpr bool judges = in_blocks || stock;  // f16 rows wait for memory, not for masks
     static_assert(!in_blocks || tile == token_block_slots);
     static constexpr bool k_in_place = decode_reads_k_in_place(rebuilds, KB, Kind);
     static constexpr int chunks_per_region = 4 * (KB + VB);
@@ -123,7 +125,14 @@ struct DecodeWarp {
         const uint8_t* const rows = side == 0 ? p.regions[of.r].k_rows : p.regions[of.r].v_rows;
         const uint32_t row_bytes = side == 0 ? p.regions[of.r].k_row_bytes : p.regions[of.r].v_row_bytes;
         const GroupTable& group = shared.groups[2 * of.r + side];
-        if (in_blocks && group.kind == kind_f16_wide) return;
+        if (in_blocks && group.kind == kind_f16_wide) {  // read where it lies, later
+            const uint8_t* const row = rows + static_cast<int64_t>(of.first + lane) * row_bytes + group.first;
+#pragma unroll
+            for (int i = 0; i < KB; i++) {
+                if (lane < of.n) prefetch(row + 128 * i);
+            }
+            return;
+        }
         const int n = in_blocks && side == 0 ? tile : of.n;  // all rows of a block hold some of its numbers
         copy_rows<32, rebuilds ? 2 : 1>(lane, to, pitch, rows, row_bytes, group, of.first, n);
     }
@@ -224,16 +233,23 @@ struct DecodeWarp {
             }
         }
         __syncthreads();
-        if constexpr (!rebuilds) {
+        if constexpr (!rebuilds &&
+                      !in_blocks) {  // those leave no room for queries beside sums: they load them for every tile
+            load_queries(q);
 #pragma unroll
             for (int b = 0; b < KB; b++) {
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    const uint2 of = shared.queries[(b * 4 + i) * 32 + lane];
-                    q[b][i][0] = of.x;
-                    q[b][i][1] = of.y;
-                }
                 if constexpr (stock) StockRows<Kind>::key_zeros(q[b], zeros[b]);
+            }
+        }
+    }
+    __device__ __forceinline__ void load_queries(Queries& q) const {
+#pragma unroll
+        for (int b = 0; b < KB; b++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const uint2 of = shared.queries[(b * 4 + i) * 32 + lane];
+                q[b][i][0] = of.x;
+                q[b][i][1] = of.y;
             }
         }
     }
@@ -295,13 +311,10 @@ struct DecodeWarp {
     }
     // Scores of tile t by its kind. used: a bit a slot that holds a token, of which there are some
     __device__ __forceinline__ void score_tile(int t, uint32_t used, const uint8_t* k_rows, const Chunk* k_chunks,
-                                               const Queries& q, float (&s)[MT][4]) const {
+                                               float (&s)[MT][4]) const {
+        Queries q;
+        load_queries(q);
         const Place of = place_of(t);
-        if (shared.groups[2 * of.r + 1].kind == kind_f16_wide) {  // V is read where it lies too, later
-            const uint8_t* const row = row_in_cache(1, of, used, lane);
-#pragma unroll
-            for (int i = 0; i < VB; i++) prefetch(row + 128 * i);
-        }
         switch (static_cast<Format>(shared.groups[2 * of.r].kind)) {
             case Format::c4:
                 return score_block<4>(k_rows, p.k_pitch, k_chunks, q, lane, s);
@@ -330,11 +343,63 @@ struct DecodeWarp {
         });
     }
 
+    // What the query rows see between them, to shared memory; a barrier follows.
+    __device__ __forceinline__ void share_sight(const Rows& rows) const {
+        if (!judges || warp != 0) return;
+        Sight sight = sees_nothing;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            if (rows[i].pos < 0) continue;
+            sight.first_pos = min(sight.first_pos, rows[i].pos);
+            sight.last_pos = max(sight.last_pos, rows[i].pos);
+            sight.seq |= rows[i].seq;
+        }
+#pragma unroll
+        for (int o = 1; o < 4; o *= 2) {
+            sight.first_pos = min(sight.first_pos, __shfl_xor_sync(0xffffffffu, sight.first_pos, o));
+            sight.last_pos = max(sight.last_pos, __shfl_xor_sync(0xffffffffu, sight.last_pos, o));
+            sight.seq |= __shfl_xor_sync(0xffffffffu, sight.seq, o);
+        }
+        if (lane == 0) *shared.sight = sight;
+    }
+    // Which rows see a tile.
+    __device__ __forceinline__ Seen judge_tile(const uint8_t* of_tile, uint32_t& used) const {
+        const Sight sight = *shared.sight;
+        const auto* const seq = reinterpret_cast<const uint64_t*>(of_tile);
+        const auto* const pos = reinterpret_cast<const int32_t*>(seq + tile);
+        uint64_t slots;
+        const Seen seen = judge<32>(
+            sight, p.window == 0 ? INT_MAX : p.window, lane,
+            [&](int s, int& slot_pos) {
+                slot_pos = pos[s % tile];
+                return seq[s % tile];
+            },
+            slots);
+        used = static_cast<uint32_t>(slots);
+        return seen;
+    }
+
     // s[m]: scores of slots 16m + g and 16m + g + 8 for query rows 2c and 2c + 1, masked; then their weights, as operand b of the sums.
-    __device__ __forceinline__ void make_weights(const uint64_t* seq, const int32_t* pos, const Rows& rows,
+    __device__ __forceinline__ void make_weights(Seen seen, const uint64_t* seq, const int32_t* pos, const Rows& rows,
                                                  DecodeSums<VB>& sums, float (&s)[MT][4], uint32_t (&w)[MT][2]) const {
-        const float scale = p.scale * log2_e;
         float tile_max[2] = {-INFINITY, -INFINITY};
+        if (seen == Seen::by_all && p.alibi_slopes == nullptr) {
+#pragma unroll
+            for (int m = 0; m < MT; m++) {
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    s[m][e] *= p.scale * log2_e;
+                    tile_max[e % 2] = fmaxf(tile_max[e % 2], s[m][e]);
+                }
+            }
+        } else {
+            mask(seq, pos, rows, s, tile_max);
+        }
+        weigh(tile_max, sums, s, w);
+    }
+    __device__ __forceinline__ void mask(const uint64_t* seq, const int32_t* pos, const Rows& rows, float (&s)[MT][4],
+                                         float (&tile_max)[2]) const {
+        const float scale = p.scale * log2_e;
 #pragma unroll
         for (int m = 0; m < MT; m++) {
 #pragma unroll
@@ -353,6 +418,9 @@ struct DecodeWarp {
                 }
             }
         }
+    }
+    __device__ __forceinline__ void weigh(float (&tile_max)[2], DecodeSums<VB>& sums, const float (&s)[MT][4],
+                                          uint32_t (&w)[MT][2]) const {
         bool moved = false;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -399,16 +467,12 @@ struct DecodeWarp {
 
     // Free slots hold anything, NaN too: zero bytes decode to finite values in every format.
     __device__ __forceinline__ void clear_holes(const uint64_t* seq, uint8_t* v_rows) const {
-        unsigned holes = __ballot_sync(0xffffffffu, lane < tile && seq[lane % tile] == 0);
-        if (holes != 0) {
-            for (; holes != 0; holes &= holes - 1) {
-                const int s = __ffs(static_cast<int>(holes)) - 1;
-                for (int i = lane; i < p.v_pitch / 16; i += 32) {
-                    reinterpret_cast<uint4*>(v_rows + s * p.v_pitch)[i] = make_uint4(0, 0, 0, 0);
-                }
-            }
-            __syncwarp();
+        const bool hole = lane < tile && seq[lane % tile] == 0;
+        if (!__any_sync(0xffffffffu, hole)) return;
+        for (int i = 0; hole && i < p.v_pitch / 16; i++) {
+            reinterpret_cast<uint4*>(v_rows + lane * p.v_pitch)[i] = make_uint4(0, 0, 0, 0);
         }
+        __syncwarp();
     }
 
     __device__ __forceinline__ void add_values(int t, const uint8_t* v_rows, const Chunk* v_chunks,
@@ -453,17 +517,19 @@ struct DecodeWarp {
             float s[MT][4] = {};
             [[maybe_unused]] Latents latents;
             [[maybe_unused]] uint32_t used = 0;
+            Seen seen = Seen::by_some;
             if (step >= 0) {
                 copies_wait(p.stages - 1);
                 __syncwarp();
-                if constexpr (in_blocks) {
-                    used = __ballot_sync(0xffffffffu,
-                                         reinterpret_cast<const uint64_t*>(marks + stage * marks_bytes)[lane] != 0);
-                    if (used == 0) {
+                if constexpr (judges) {
+                    seen = judge_tile(marks + stage * marks_bytes, used);
+                    if (seen == Seen::by_none) {
                         stage = stage + 1 == p.stages ? 0 : stage + 1;
                         continue;
                     }
-                    score_tile(t, used, k_rows, k_chunks, q, s);
+                }
+                if constexpr (in_blocks) {
+                    score_tile(t, used, k_rows, k_chunks, s);
                 } else {
                     read_keys(t, k_rows, k_chunks, q, zeros, s, latents);
                 }
@@ -487,12 +553,12 @@ struct DecodeWarp {
                 keys.template score<KB, MT>(p, latents, seq, pos, s);
             }
             uint32_t w[MT][2];
-            make_weights(seq, pos, rows, sums, s, w);
+            make_weights(seen, seq, pos, rows, sums, s, w);
             if constexpr (rebuilds) {
                 copies_wait(p.stages - 1);
                 __syncwarp();
             }
-            clear_holes(seq, v_rows);
+            if (seen != Seen::by_all) clear_holes(seq, v_rows);
             if constexpr (in_blocks) {
                 add_tile(t, used, v_rows, k_chunks + 4 * KB, w, sums.of);
             } else {
