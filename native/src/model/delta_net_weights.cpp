@@ -31,4 +31,30 @@ DeltaNetWeights load_delta_net(const FileTensors& tensors, const DeltaNetSizes& 
     return w;
 }
 
+std::vector<ggml_tensor*> DeltaNetWeights::inputs() const {
+    std::vector<ggml_tensor*> found = {packed, qkv, gate, beta_alpha, beta, alpha};
+    std::erase(found, nullptr);
+    return found;
+}
+
+void merge_inputs(ggml_context* ctx, DeltaNetWeights& w) {
+    const std::vector<ggml_tensor*> all = w.inputs();
+    size_t first = all.size();
+    int64_t n_out = 0;
+    for (; first > 0; first--) {
+        const ggml_tensor* const one = all[first - 1];
+        const ggml_tensor* const next = first < all.size() ? all[first] : nullptr;
+        const bool beside = next == nullptr || (one->type == next->type && one->buffer == next->buffer &&
+                                                static_cast<const char*>(one->data) + ggml_nbytes(one) == next->data);
+        if (!beside) break;
+        n_out += one->ne[1];
+    }
+    if (all.size() - first < 2) return;
+    w.n_apart = first;
+    w.merged = ggml_new_tensor_2d(ctx, all[first]->type, all[first]->ne[0], n_out);
+    ggml_format_name(w.merged, "%s (merged)", all[first]->name);
+    w.merged->data = all[first]->data;
+    w.merged->buffer = all[first]->buffer;
+}
+
 }  // namespace lkv

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "decoder/delta_net.h"
 #include "ggml.h"
@@ -24,12 +25,21 @@ struct DeltaNetWeights {
     ggml_tensor* alpha = nullptr;
     // ssm_ba [n_embd, 2 n_v] instead of both: per K head the betas and then the alphas of its n_v / n_k V heads, which follow each other.
     ggml_tensor* beta_alpha = nullptr;
+    // The last of inputs() as one, where they lie beside each other on a GPU, and how many come before; null: they do not.
+    ggml_tensor* merged = nullptr;
+    size_t n_apart = 0;
     ggml_tensor* norm = nullptr;    // ssm_norm [head_dim], of each head's output
     ggml_tensor* output = nullptr;  // ssm_out [value_width, n_embd]
+
+    // What multiplies the layer's input.
+    std::vector<ggml_tensor*> inputs() const;
 };
 
 // blk: "blk.3.". Errors: Error for a tensor that is missing, of another shape or of a type that ggml cannot compute with.
 DeltaNetWeights load_delta_net(const FileTensors& tensors, const DeltaNetSizes& sizes, int n_embd,
                                const std::string& blk);
+
+// Of weights that have been placed: makes `merged` of those that have one type and lie beside each other. ctx: where it lives.
+void merge_inputs(ggml_context* ctx, DeltaNetWeights& weights);
 
 }  // namespace lkv

@@ -126,6 +126,8 @@ void Model::place_weights() {
         const char* const holds = run.end_layer == hparams_.n_layer ? " and the output" : "";
         gpu_buffers_.push_back(move_to_gpu(weights_of(run), run, memory(run), holds));
     }
+    merged_ = tensor_context(ggml_tensor_overhead() * (layers_.size() + 1));
+    for (LayerWeights& l : std::span(layers_).subspan(n_host)) merge_inputs(merged_.get(), l.delta_net);
 }
 
 ggml_backend_buffer_type_t Model::memory(const LayerRun& run) const {
@@ -155,6 +157,12 @@ const LayerRun* Model::run_of(const ggml_tensor* weight) const {
 std::vector<ggml_tensor*> Model::weights_of(const LayerRun& run) const {
     std::vector<ggml_tensor*> found = tensors_.all();
     std::erase_if(found, [&](const ggml_tensor* weight) { return run_of(weight) != &run; });
+    // what one product may take comes one after the other
+    for (const LayerWeights& l : std::span(layers_).subspan(static_cast<size_t>(n_host_layers()))) {
+        for (ggml_tensor* const weight : l.delta_net.inputs()) {
+            if (std::erase(found, weight) > 0) found.push_back(weight);
+        }
+    }
     return found;
 }
 

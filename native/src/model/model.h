@@ -104,6 +104,7 @@ private:
     std::vector<LayerRun> runs_ = {{}};
     std::string gpu_absent_;
     std::vector<ggml_backend_buffer_ptr> gpu_buffers_;
+    TensorContext merged_;              // tensors of several weights, in those buffers
     int forks_ = forks();               // a child cannot free the GPU's memory
     const char* token_rows_ = nullptr;  // token_embd's data in the mapped file
     const char* layer_rows_ = nullptr;  // layer_embd's

@@ -55,7 +55,8 @@ struct DeltaNetResult {
 inline double silu_of(double x) { return x / (1.0 + std::exp(-x)); }
 
 // One head of one sequence.
-inline void delta_net_head(const DeltaNetCase& of, const DeltaNetNumbers& x, int s, int v_head, DeltaNetResult& result) {
+inline void delta_net_head(const DeltaNetCase& of, const DeltaNetNumbers& x, int s, int v_head,
+                           DeltaNetResult& result) {
     const int hd = of.head_dim;
     const int of_k = of.n_v / of.n_k;
     const int k_head = of.grouped ? v_head / of_k : v_head % of.n_k;
@@ -73,7 +74,8 @@ inline void delta_net_head(const DeltaNetCase& of, const DeltaNetNumbers& x, int
             for (int i = 0; i < hd; i++) {
                 double sum = 0;
                 for (int j = 0; j < of.d_conv; j++) {
-                    sum += input(first[part] + i, t - of.n_before() + j) * x.kernels[size_t(first[part] + i) * of.d_conv + j];
+                    sum += input(first[part] + i, t - of.n_before() + j) *
+                           x.kernels[size_t(first[part] + i) * of.d_conv + j];
                 }
                 rows[part].push_back(silu_of(sum));
             }
@@ -122,9 +124,10 @@ inline void delta_net_head(const DeltaNetCase& of, const DeltaNetNumbers& x, int
 }
 
 inline void delta_nets() {
-    for (const DeltaNetCase& of : {DeltaNetCase{128, 2, 6, 4, 1, 1, 1, false}, DeltaNetCase{128, 2, 4, 4, 2, 3, 2, true},
-                                   DeltaNetCase{64, 3, 3, 3, 3, 1, 1, false}, DeltaNetCase{64, 1, 4, 2, 1, 8, 8, true},
-                                   DeltaNetCase{32, 2, 4, 4, 2, 5, 1, false}}) {
+    for (const DeltaNetCase& of :
+         {DeltaNetCase{128, 2, 6, 4, 1, 1, 1, false}, DeltaNetCase{128, 2, 4, 4, 2, 3, 2, true},
+          DeltaNetCase{64, 3, 3, 3, 3, 1, 1, false}, DeltaNetCase{64, 1, 4, 2, 1, 8, 8, true},
+          DeltaNetCase{32, 2, 4, 4, 2, 5, 1, false}}) {
         const DeltaNetNumbers x(of);
         const int64_t n_out = int64_t{of.n_seqs} * of.n_each * of.n_v * of.head_dim;
         DeltaNetResult want{std::vector<double>(static_cast<size_t>(n_out)),
@@ -146,7 +149,7 @@ inline void delta_nets() {
         args.qkv = qkv.as<float>();
         args.gate = gate.as<float>();
         args.beta = beta.as<float>();
-        args.alpha = alpha.as<float>();
+        args.alpha = of.grouped ? args.beta : alpha.as<float>();
         args.kernels = kernels.as<float>();
         args.decay = decay.as<float>();
         args.decay_bias = decay_bias.as<float>();
@@ -156,6 +159,10 @@ inline void delta_nets() {
         args.from = read.as<int32_t>();
         args.to = written.as<int64_t>();
         args.out = out.as<float>();
+        args.qkv_row = of.channels();
+        args.gate_row = of.n_v * of.head_dim;
+        args.beta_row = of.grouped ? 2 * of.n_v : of.n_v;
+        args.alpha_row = args.beta_row;
         args.n_k = of.n_k;
         args.n_v = of.n_v;
         args.head_dim = of.head_dim;
@@ -167,7 +174,8 @@ inline void delta_nets() {
         args.norm_eps = 1e-6F;
         cuda_check(lkv::cuda::delta_net(args, nullptr), "delta_net");
         cuda_check(cudaDeviceSynchronize(), "a delta net");
-        const std::string name = "a delta net of " + std::to_string(of.n_v) + " heads of " + std::to_string(of.head_dim);
+        const std::string name =
+            "a delta net of " + std::to_string(of.n_v) + " heads of " + std::to_string(of.head_dim);
         CHECK_MSG(relative_error(out.download<float>(), want.out) < 1e-4, name + ": its output");
         CHECK_MSG(relative_error(matrices.download<float>(), want.matrices) < 1e-5, name + ": its matrices");
         CHECK_MSG(relative_error(conv.download<float>(), want.conv) < 1e-6, name + ": its inputs");

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -30,6 +31,7 @@ struct Pages {
 // One that the chain has written.
 struct Written {
     char* at = nullptr;
+    bool read = false;  // while it showed old bytes
     std::unique_ptr<char[]> old = std::make_unique_for_overwrite<char[]>(page_bytes());
     std::unique_ptr<char[]> present = std::make_unique_for_overwrite<char[]>(page_bytes());
 };
@@ -40,6 +42,9 @@ std::vector<Written> written;  // the first n_written; the others' memory is kep
 size_t n_written = 0;
 int chain = none;  // its device
 bool shows_old = false;
+
+// Whether to name who reads bytes early that have changed since: some do so in vain, and read them again.
+const bool tells = std::getenv("EMULATED_EARLY") != nullptr;
 
 void allow(char* at, size_t bytes, int access) {
     if (mprotect(at, bytes, access) != 0) fail("memory whose protection may change");
@@ -58,6 +63,20 @@ auto pages_of(const char* at) {
     return inside && found->second.device == chain ? found : all.end();
 }
 
+// Whether it was a read too early, which may go on.
+bool is_read(const char* at) {
+    const auto holds = [&](const Written& page) { return at >= page.at && at < page.at + page_bytes(); };
+    const auto end = written.begin() + static_cast<std::ptrdiff_t>(n_written);
+    const auto page = std::find_if(written.begin(), end, holds);
+    if (page == end || page->read) return false;
+    page->read = true;
+    allow(page->at, page_bytes(), PROT_READ);
+    const auto offset = static_cast<size_t>(at - page->at);
+    const size_t n = std::min(size_t{4}, page_bytes() - offset);
+    if (std::memcmp(&page->old[offset], &page->present[offset], n) != 0) tell("an early read of what has changed");
+    return true;
+}
+
 // A page's first write keeps what was there.
 void on_fault(int signal, siginfo_t* info, void*) {
     const std::lock_guard held(mutex);
@@ -67,6 +86,7 @@ void on_fault(int signal, siginfo_t* info, void*) {
         ::signal(signal, SIG_DFL);
         return;
     }
+    if (shows_old && tells && is_read(at)) return;
     if (shows_old) fail("no write of a device's memory before cudaGridDependencySynchronize()");
     auto& [begin, pages] = *found;
     const size_t index = static_cast<size_t>(at - begin) / page_bytes();
@@ -153,10 +173,11 @@ void show_old() {
               [](const Written& a, const Written& b) { return a.at < b.at; });
     for (size_t i = 0; i < n_written; i++) {
         Written& page = written[i];
+        page.read = false;
         std::memcpy(page.present.get(), page.at, page_bytes());
         std::memcpy(page.at, page.old.get(), page_bytes());
     }
-    for_written([](char* begin, size_t bytes) { allow(begin, bytes, PROT_READ); });
+    for_written([](char* begin, size_t bytes) { allow(begin, bytes, tells ? PROT_NONE : PROT_READ); });
     shows_old = true;
 }
 

@@ -276,24 +276,22 @@ void meet(Barrier& at, int threads, bool waits, int x = 0) {
     if (waits) wait(at.turns, turn);
 }
 
-// Which thread blocks start early: the first, and of the others about three.
-class Choice {
-public:
-    explicit Choice(size_t n) : n_(n), random_(static_cast<unsigned>(n)) {}
-    bool next() { return at_++ == 0 || random_() % n_ < 3; }
-
-private:
-    size_t n_;
-    size_t at_ = 0;
-    std::mt19937 random_;
-};
+// Whether a cluster of n starts early: the first does, and about three others.
+bool chosen(size_t index, size_t n) {
+    static std::mt19937 random;
+    return index == 0 || random() % n < 3;
+}
 
 }  // namespace
 
-void fail(const char* expected) {
+void tell(const char* what) {
     const char* const name = kernel_name;
-    std::fprintf(stderr, "[emulated gpu] expected %s; got thread %u of block %u, %u, %u of %s\n", expected, threadIdx.x,
-                 blockIdx.x, blockIdx.y, blockIdx.z, name != nullptr ? name : "no kernel");
+    std::fprintf(stderr, "[emulated gpu] %s: thread %u of block %u, %u, %u of %s\n", what, threadIdx.x, blockIdx.x,
+                 blockIdx.y, blockIdx.z, name != nullptr ? name : "no kernel");
+}
+
+void fail(const char* expected) {
+    tell((std::string("expected ") + expected + "; got").c_str());
     std::abort();
 }
 
@@ -486,7 +484,8 @@ bool launch(dim3 grid, dim3 threads, dim3 cluster, size_t shared_bytes, bool ear
         end_chain();
     }
     waited = false;
-    Choice chosen(static_cast<size_t>(grid.x / cluster.x) * (grid.y / cluster.y) * grid.z);
+    const size_t n_clusters = size_t{grid.x / cluster.x} * (grid.y / cluster.y) * grid.z;
+    size_t index = 0;
     for (unsigned z = 0; z < grid.z; z++) {
         for (unsigned y = 0; y < grid.y; y += cluster.y) {
             for (unsigned x = 0; x < grid.x; x += cluster.x) {
@@ -508,7 +507,7 @@ bool launch(dim3 grid, dim3 threads, dim3 cluster, size_t shared_bytes, bool ear
                         at.emplace_back(x + i, y + j, z);
                     }
                 }
-                c.early = early && chosen.next();
+                c.early = early && chosen(index++, n_clusters);
                 c.stuck_at.assign(c.blocks.size(), not_stuck);
                 if (c.early) show_old();
                 std::vector<std::thread> workers;

@@ -107,6 +107,8 @@ void* at_address(uint32_t address);
 
 int n_ranks();
 
+// Says which thread of which kernel runs.
+void tell(const char* what);
 // Stops the program: a kernel did what a GPU would fail at.
 [[noreturn]] void fail(const char* expected);
 

@@ -90,11 +90,12 @@ def allowed(mode: Any, *names: Any) -> dict[str, Any]:
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
 
 
-def test_allowed_tools_are_the_ones_that_are_offered(calling: str) -> None:
+def test_only_allowed_tools_are_called_and_all_are_shown(calling: str) -> None:
     both = [tool("weather"), tool("time")]
-    only = prompt_tokens(calling, tools=both[1:])
-    assert prompt_tokens(calling, tools=both, tool_choice=allowed("auto", "time")) == only
-    assert prompt_tokens(calling, tools=both) > only
+    shown = prompt_tokens(calling, tools=both)
+    assert prompt_tokens(calling, tools=both, tool_choice=allowed("auto", "time")) == shown
+    assert prompt_tokens(calling, tools=both, tool_choice="none") == shown
+    assert prompt_tokens(calling, tools=both[1:]) < shown
     for choice in (allowed("required", "time"), {"type": "function", "function": {"name": "time"}}):
         options = {"tools": both, "tool_choice": choice, "parallel_tool_calls": False}
         (found,) = post(calling, **options).json()["choices"]

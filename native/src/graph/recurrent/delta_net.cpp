@@ -6,20 +6,21 @@
 
 namespace lkv {
 
-void gpu_delta_net_node(ggml_tensor*, int, int, void*) {
-    GGML_ABORT("[gpu] expected this node on the GPU's executor");
-}
+void gpu_delta_net_node(ggml_tensor*, int, int, void*) { GGML_ABORT("[gpu] expected this node on the GPU's executor"); }
 
 DeltaNetBranch::Inputs DeltaNetBranch::inputs(ggml_tensor* x, const DeltaNetWeights& w) const {
-    if (w.packed == nullptr) return {ops_.linear(x, w.qkv, nullptr), ops_.linear(x, w.gate, nullptr)};
-    ggml_tensor* const all = ops_.linear(x, w.packed, nullptr);
+    if (w.packed != nullptr) return unpacked(ops_.linear(x, w.packed, nullptr));
+    return {ops_.linear(x, w.qkv, nullptr), ops_.linear(x, w.gate, nullptr)};
+}
+
+DeltaNetBranch::Inputs DeltaNetBranch::unpacked(ggml_tensor* all) const {
     const int64_t n_k = sizes_.n_k_heads;
     const int64_t of_v = sizes_.value_width() / n_k;  // channels of V beside a K head
     const size_t stride = static_cast<size_t>(all->ne[0] / n_k) * sizeof(float);
     const auto cut = [&](int64_t first, int64_t width) {
-        ggml_tensor* const part = ggml_view_3d(ctx_, all, width, n_k, x->ne[1], stride, all->nb[1],
+        ggml_tensor* const part = ggml_view_3d(ctx_, all, width, n_k, all->ne[1], stride, all->nb[1],
                                                static_cast<size_t>(first) * sizeof(float));
-        return ggml_cont_2d(ctx_, part, width * n_k, x->ne[1]);
+        return ggml_cont_2d(ctx_, part, width * n_k, all->ne[1]);
     };
     const int64_t hd = sizes_.head_dim;
     ggml_tensor* const qk = ggml_concat(ctx_, cut(0, hd), cut(hd, hd), 0);
@@ -95,9 +96,25 @@ bool DeltaNetBranch::is_step() const {
 }
 
 ggml_tensor* DeltaNetBranch::step(ggml_tensor* x, const DeltaNetWeights& w, int il) {
-    const Inputs in = inputs(x, w);
-    ggml_tensor* const beta = ops_.linear(x, w.beta_alpha == nullptr ? w.beta : w.beta_alpha, nullptr);
-    ggml_tensor* const alpha = w.beta_alpha == nullptr ? ops_.linear(x, w.alpha, nullptr) : beta;
+    std::vector<ggml_tensor*> made;
+    const std::vector<ggml_tensor*> weights = w.inputs();
+    ggml_tensor* const merged = w.merged == nullptr ? nullptr : ops_.linear(x, w.merged, nullptr);
+    int64_t first = 0;
+    for (size_t i = 0; i < weights.size(); i++) {
+        const int64_t width = weights[i]->ne[1];
+        if (merged == nullptr || i < w.n_apart) {
+            made.push_back(ops_.linear(x, weights[i], nullptr));
+        } else {
+            const size_t offset = static_cast<size_t>(first) * sizeof(float);
+            made.push_back(ggml_view_2d(ctx_, merged, width, x->ne[1], merged->nb[1], offset));
+            first += width;
+        }
+    }
+    if (w.packed != nullptr) {
+        const Inputs in = unpacked(made.front());
+        made.front() = in.gate;
+        made.insert(made.begin(), in.qkv);
+    }
     graph_.delta_nets.resize(static_cast<size_t>(h_.n_layer));
     DeltaNetNode& node = graph_.delta_nets[static_cast<size_t>(il)];
     node = {&sizes_,
@@ -108,11 +125,11 @@ ggml_tensor* DeltaNetBranch::step(ggml_tensor* x, const DeltaNetWeights& w, int 
             static_cast<int>(n_each_),
             static_cast<int>(n_states_),
             h_.norm_eps};
-    std::array args = {in.qkv, in.gate, beta, alpha, graph_.states_from, graph_.states_to};
-    ggml_tensor* const made = ggml_custom_4d(ctx_, GGML_TYPE_F32, sizes_.value_width(), x->ne[1], 1, 1, args.data(),
-                                             static_cast<int>(args.size()), gpu_delta_net_node, 1, &node);
-    ggml_build_forward_expand(graph_.nodes, made);  // it writes states, whoever reads what it makes
-    return made;
+    std::array args = {made[0], made[1], made[2], made.back(), graph_.states_from, graph_.states_to};
+    ggml_tensor* const result = ggml_custom_4d(ctx_, GGML_TYPE_F32, sizes_.value_width(), x->ne[1], 1, 1, args.data(),
+                                               static_cast<int>(args.size()), gpu_delta_net_node, 1, &node);
+    ggml_build_forward_expand(graph_.nodes, result);  // it writes states, whoever reads what it makes
+    return result;
 }
 
 ggml_tensor* DeltaNetBranch::build(ggml_tensor* x, int il) {

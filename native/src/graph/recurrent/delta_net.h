@@ -27,6 +27,7 @@ private:
         ggml_tensor* gate;  // [value_width, n_tokens], of the output
     };
     Inputs inputs(ggml_tensor* x, const DeltaNetWeights& w) const;
+    Inputs unpacked(ggml_tensor* all) const;  // of the older layout
     Gates gates(ggml_tensor* x, const DeltaNetWeights& w) const;
     // Heads of what is convolved, [head_dim, n_heads, n_each, n_seqs]; first: their first channel
     ggml_tensor* heads(ggml_tensor* qkv, int64_t first, int64_t n_heads) const;

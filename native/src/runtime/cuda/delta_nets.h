@@ -30,6 +30,11 @@ inline DeltaNetArgs delta_net_args(const ggml_tensor* node) {
     args.from = static_cast<const int32_t*>(node->src[4]->data);
     args.to = static_cast<const int64_t*>(node->src[5]->data);
     args.out = static_cast<float*>(node->data);
+    const auto row = [&](int i) { return static_cast<int32_t>(node->src[i]->nb[1] / sizeof(float)); };
+    args.qkv_row = row(0);
+    args.gate_row = row(1);
+    args.beta_row = row(2);
+    args.alpha_row = row(3);
     args.n_k = of.sizes->n_k_heads;
     args.n_v = of.sizes->n_v_heads;
     args.head_dim = of.sizes->head_dim;

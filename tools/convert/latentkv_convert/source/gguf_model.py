@@ -165,9 +165,7 @@ def _without_absent_bias(parts: GgufParts, spec: ModelSpec) -> tuple[TensorRole,
     """Roles of recurrent layers, without a bias of the convolution where the file has none."""
     first = next(filter(spec.recurs, range(spec.n_layer)), 0)
     absent = f"{prefix(first)}ssm_conv1d.bias" not in parts
-    return tuple(
-        role for role in spec.recurrent_tensors if not (absent and role.target == "ssm_conv1d.bias")
-    )
+    return tuple(role for role in spec.recurrent_tensors if not (absent and role.target == "ssm_conv1d.bias"))
 
 
 def behind(parts: GgufParts, spec: ModelSpec) -> list[str]:

@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(threads) delta_net_kernel(const __grid_constan
     for (int t = 0; t < p.n_each; t++) {
         const int64_t token = int64_t{seq} * p.n_each + t;
         if (channel.used) {
-            const float now = p.qkv[token * channels + channel.index];
+            const float now = p.qkv[token * p.qkv_row + channel.index];
             float sum = 0.0f;
 #pragma unroll
             for (int i = 0; i < delta_net_conv - 1; i++) {
@@ -106,10 +106,10 @@ __global__ void __launch_bounds__(threads) delta_net_kernel(const __grid_constan
             }
         }
         const int j = v_head % of_k;  // with `grouped`
-        const int64_t gates = token * p.n_v + (p.grouped != 0 ? 0 : v_head);
-        const float* const both = p.beta + 2 * token * p.n_v + k_head * 2 * of_k + j;
-        const float beta = 1.0f / (1.0f + expf(-(p.grouped != 0 ? *both : p.beta[gates])));
-        const float alpha = (p.grouped != 0 ? both[of_k] : p.alpha[gates]) + decay_bias;
+        const int at_beta = p.grouped != 0 ? k_head * 2 * of_k + j : v_head;
+        const int at_alpha = p.grouped != 0 ? at_beta + of_k : v_head;
+        const float beta = 1.0f / (1.0f + expf(-p.beta[token * p.beta_row + at_beta]));
+        const float alpha = p.alpha[token * p.alpha_row + at_alpha] + decay_bias;
         const float step = alpha > 20.0f ? alpha : log1pf(expf(alpha));
         const float kept = expf(step * decay);
         __syncthreads();
@@ -162,8 +162,9 @@ __global__ void __launch_bounds__(threads) delta_net_kernel(const __grid_constan
             for (int r = 0; r < rows; r++) power[0] += result[lane * rows + r] * result[lane * rows + r];
             sum_over_warp(power);
             const float inverse = rsqrtf(power[0] / static_cast<float>(head_dim) + p.norm_eps);
-            const int64_t at = (token * p.n_v + v_head) * head_dim + threadIdx.x;
-            p.out[at] = result[threadIdx.x] * inverse * p.norm[threadIdx.x] * silu(p.gate[at]);
+            const int at = v_head * head_dim + static_cast<int>(threadIdx.x);
+            const float gate = silu(p.gate[token * p.gate_row + at]);
+            p.out[token * p.n_v * head_dim + at] = result[threadIdx.x] * inverse * p.norm[threadIdx.x] * gate;
         }
         const int back = p.n_each - 1 - t;
         if (back >= p.n_states) continue;

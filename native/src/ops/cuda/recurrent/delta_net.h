@@ -13,10 +13,11 @@ constexpr int delta_net_conv = 4;    // inputs that a convolution sees, at most
 
 // A token's channels: Q of all K heads, K of them, V of all V heads.
 struct DeltaNetArgs {
-    const float* qkv;    // [n_tokens, channels] before the convolution; n_tokens = n_seqs · n_each, sequence by sequence
-    const float* gate;   // [n_tokens, n_v · head_dim], of the output, before SiLU
-    const float* beta;   // [n_tokens, n_v] before the sigmoid; with `grouped` [n_tokens, n_k, 2, n_v / n_k], alpha too
-    const float* alpha;  // [n_tokens, n_v]
+    const float* qkv;   // [n_tokens, channels] before the convolution; n_tokens = n_seqs · n_each, sequence by sequence
+    const float* gate;  // [n_tokens, n_v · head_dim], of the output, before SiLU
+    const float*
+        beta;  // [n_tokens, n_v] before the sigmoid; with `grouped` [n_tokens, n_k, 2, n_v / n_k], which are beta and alpha
+    const float* alpha;       // [n_tokens, n_v]; with `grouped` the same as beta
     const float* kernels;     // [channels, d_conv], the latest input last
     const float* decay;       // [n_v]
     const float* decay_bias;  // [n_v]
@@ -24,8 +25,11 @@ struct DeltaNetArgs {
     float* conv_states;       // [n_slots, channels, d_conv - 1]
     float* matrices;          // [n_slots, n_v, head_dim of V, head_dim of K]
     const int32_t* from;      // [n_seqs] slots that are read
-    const int64_t* to;        // [n_states, n_seqs] slots that are written: the state after the last token, after the one before it, …
-    float* out;               // [n_tokens, n_v · head_dim]
+    const int64_t*
+        to;  // [n_states, n_seqs] slots that are written: the state after the last token, after the one before it, …
+    float* out;  // [n_tokens, n_v · head_dim]
+    int32_t qkv_row, gate_row, beta_row,
+        alpha_row;  // numbers from token to token, where products make more than one of them
     int32_t n_k;
     int32_t n_v;       // a multiple of n_k
     int32_t head_dim;  // 32, 64 or 128

@@ -66,6 +66,9 @@ def _rule() -> Any:
 class Numbers(nn.Module):
     """The parameters of a recurrent layer that are no linear map: kernels, decays and their offsets."""
 
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
     def __init__(self, weight: Tensor | None, bias: Tensor | None) -> None:
         super().__init__()
         for name, value in (("weight", weight), ("bias", bias)):

@@ -44,11 +44,13 @@ struct FlashBlock {
     uint8_t* const stages;
     Sight& sight;
     FlashRegion* const regions;
+    SeenTiles& listed;
     uint64_t* const arrivals;  // of tiles
     const int first_row;
     const int split;
     const int tile_begin = parts.begin(split);
-    const int n_tiles = parts.begin(split + 1) - tile_begin;
+    int n_tiles = parts.begin(split + 1) - tile_begin;
+    bool lists = false;  // n_tiles are those of `listed`
     const int thread = static_cast<int>(threadIdx.x);
     const int lane = thread % 32;
     const int g = lane / 4;
@@ -66,7 +68,7 @@ struct FlashBlock {
     }
 
     // What the rows see, and where regions lie. By all threads.
-    __device__ __forceinline__ void set_up() const {
+    __device__ __forceinline__ void set_up() {
         if (thread == 0) sight = sees_nothing;
         if constexpr (IN_TILES) {
             if (thread < flash_stages) Arrivals(arrivals + thread).init();
@@ -86,7 +88,18 @@ struct FlashBlock {
             add_token(sight, p, (first_row + thread) / item.unit_heads);
         }
         __syncthreads();
+        if (!worth_listing(sight, n_tiles)) return;
+        n_tiles = listed.list(n_tiles, n_threads / 32, sight.seq, [&](int t) {
+            const int r = parts.region_of(tile_begin + t);
+            const int first = (tile_begin + t - parts.tiles_before(r)) * slots + lane;
+            uint64_t seq = 0;
+#pragma unroll
+            for (int s = 0; s < slots; s += 32) seq |= first + s < regions[r].n_slots ? regions[r].seq[first + s] : 0;
+            return seq;
+        });
+        lists = true;
     }
+    __device__ __forceinline__ int tile_of(int t) const { return tile_begin + (lists ? listed.tiles[t] : t); }
 
     __device__ __forceinline__ void read_rows(Rows& of, Queries& q) const {
 #pragma unroll
@@ -114,7 +127,7 @@ struct FlashBlock {
             if (t >= n_tiles || thread != 0) return;
             const FlashTiles from(p);
             const RegionArgs& region = p.regions[0];
-            const int tile = tile_begin + t;
+            const int tile = tile_of(t);
             const int64_t at = tile * from.tile + item.head_kv * from.head;
             uint8_t* const to = tile_at(t);
             const Arrivals arrival(arrivals + t % flash_stages);
@@ -126,9 +139,10 @@ struct FlashBlock {
             return;
         }
         if (t < n_tiles) {
-            const int r = parts.region_of(tile_begin + t);
+            const int tile = tile_of(t);
+            const int r = parts.region_of(tile);
             const FlashRegion& from = regions[r];
-            const int first = (tile_begin + t - parts.tiles_before(r)) * slots;
+            const int first = (tile - parts.tiles_before(r)) * slots;
             const int n = min(slots, from.n_slots - first);
             uint8_t* const to = tile_at(t);
             if (thread < slots) {

@@ -87,8 +87,9 @@ def kv_heads(stock: Stock, n_layer: int) -> list[int]:
     """Of every layer of the trunk, 0: it does not attend."""
     name = "attention.head_count_kv"
     value = stock.values.get(name)
-    counts = value if isinstance(value, list) else [value] * n_layer
-    if len(counts) < n_layer or not all(isinstance(n, int) and 0 <= n <= 4096 for n in counts):
+    given: list[Any] = value if isinstance(value, list) else [value] * n_layer
+    counts = [n for n in given if isinstance(n, int) and 0 <= n <= 4096]
+    if len(counts) < n_layer or len(counts) < len(given):
         raise ConvertError(stock.where, f"{n_layer} values of {name}, one a layer", str(value)[:40])
     if not any(counts[:n_layer]):
         raise ConvertError(stock.where, f"a layer with KV heads in {name}", "none")

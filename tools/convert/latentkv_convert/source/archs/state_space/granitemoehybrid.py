@@ -1,4 +1,4 @@
-"""granitemoehybrid: Granite 4.0 (350M, 1B, Micro, Tiny, Small, those with Mamba-2 among them).
+"""granitemoehybrid: Granite 4.0 (350M to 32B), with Mamba-2 or without.
 
 Granite's scales in a block whose layers are Mamba-2 or attend, mostly without RoPE; FFNs with experts and one
 that every token has, or that one alone."""
