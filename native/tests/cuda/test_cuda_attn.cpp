@@ -1082,6 +1082,37 @@ void flash() {
     }
 }
 
+// Many rows of several sequences: a thread block walks over the tiles that its own see, by the flash kernel and by the prefill kernel.
+void listed_tiles() {
+    AttnShape s;
+    s.head_dim = 64;
+    s.rep = 6;
+    s.n_seq = 6;
+    s.n_tokens = 5;
+    s.n_past = 150;
+    for (const Format format : {Format::f16, Format::q8_0}) {
+        for (const bool warpgroups : {true, false}) {
+            for (const bool permute : {false, true}) {
+                s.name = std::string("listed tiles, ") + lkv::format_name(format) + (permute ? ", any order" : "");
+                s.k_formats = s.v_formats = {format};
+                s.uniform = true;
+                s.permute = permute;
+                lkv::cuda::Device limits = lkv::test::device_limits();
+                limits.warpgroups = limits.warpgroups && warpgroups;
+                const AttnCase c(s);
+                DeviceCase device(c.params, limits);
+                const std::string kernel = limits.warpgroups && format == Format::f16 ? "flash" : "prefill";
+                CHECK_MSG(kernel_of(device) == kernel, s.name + ": planned for " + kernel_of(device));
+                device.args.n_split = 2;
+                device.args.least_tiles = 1;
+                const double error = relative_error(device.run(), c.oracle());
+                CHECK_MSG(error <= tolerance_of(s),
+                          s.name + ", " + kernel + ": relative error " + std::to_string(error));
+            }
+        }
+    }
+}
+
 // The heads of a vector turned by a position, in double.
 std::vector<double> turned(const std::vector<float>& x, const std::vector<float>& freqs, int head_dim, bool neox,
                            int pos, double mscale) {
@@ -1823,6 +1854,7 @@ int main(int argc, char** argv) {
     run("nothing_visible", true, nothing_visible);
     run("expanded", true, expanded);
     run("flash", true, flash);
+    run("listed_tiles", true, listed_tiles);
     run("grows", true, grows);
     run("wide_heads", true, [] { lkv::test::wide_heads(compare); });
     run("formats", true, [] { lkv::test::formats(compare); });
