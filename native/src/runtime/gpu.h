@@ -33,7 +33,6 @@ public:
     virtual void finish(const ggml_tensor* tensor, void* data, size_t bytes) = 0;
     // Copies what recurrent layers have once all that was started has run, and does not wait for it.
     virtual std::shared_ptr<const StateCopy> copy(std::span<const StateTensors::Piece> pieces) = 0;
-    virtual void expect_copies(size_t bytes) = 0;  // each of so many
     // After a run, under eviction: adds what slots have gathered to the cache's masses.
     virtual void take_masses(KvCache& cache) = 0;
     // Before each run: positions, sequences and slots of this batch, after the cache claimed them. For every cache that it stores into.

@@ -40,7 +40,6 @@ void Session::attach_states() {
                                                       model_->memory(stage.run));
         if (stage.on_gpu()) {
             stage.states->copy_by([gpu = stage.gpu.get()](auto pieces) { return gpu->copy(pieces); });
-            if (stage.states->slot_bytes() > 0) stage.gpu->expect_copies(stage.states->slot_bytes());
         }
         memories.push_back(stage.states.get());
     }

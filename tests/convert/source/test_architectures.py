@@ -39,6 +39,8 @@ def case(model_type: str, name: str = "", **config: Any) -> Any:
 UNEVEN = ["full_attention", "linear_attention", "linear_attention", "full_attention"]
 IN_F16 = ("gelu_tanh",)  # ggml's CPU looks it up in a table of f16 numbers
 NEW = {"new_decoder_architecture": True, "num_kv_heads": 2}
+ALL = ["attention"] * 4
+DENSE = {"num_local_experts": 0, "num_experts_per_tok": 0}
 CASES = [
     case("llama", "biases", attention_bias=True, mlp_bias=True),
     case("llama", "llama3", **scaled("llama3", **LLAMA3, original_max_position_embeddings=64)),
@@ -59,6 +61,9 @@ CASES = [
     case("qwen3_5_moe"),
     case("qwen3_next"),
     case("qwen3_next", "uneven", layer_types=UNEVEN, linear_num_value_heads=8),
+    case("granitemoehybrid"),
+    case("granitemoehybrid", "dense", **DENSE, mamba_n_groups=1, mamba_conv_bias=False),
+    case("granitemoehybrid", "all-attend", **DENSE, layer_types=ALL, position_embedding_type="rope"),
     case("gpt_oss"),
     case("gpt_oss", "whole-planes", rope_scaling=YARN, layer_types=None, num_hidden_layers=2),
     case("mistral"),

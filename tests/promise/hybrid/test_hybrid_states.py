@@ -15,10 +15,10 @@ NEXT = [7, 8, 9]
 TAIL = 16  # tokens between a prompt's last snapshots
 
 
-@pytest.fixture(scope="module")
-def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Hybrid:
+@pytest.fixture(scope="module", params=["qwen35", "granitehybrid"])
+def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Hybrid:
     pytest.importorskip("torch")
-    return write(tmp_path_factory.mktemp("hybrid") / "model.gguf")
+    return write(tmp_path_factory.mktemp("hybrid") / "model.gguf", request.param)
 
 
 @pytest.fixture(scope="module")

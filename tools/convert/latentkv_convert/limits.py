@@ -71,10 +71,12 @@ def check_config(config: Mapping[str, Any]) -> None:
     Raises:
         ConvertError: one that no runtime would take, by the field's name.
     """
+    experts = ("num_local_experts", "num_experts_per_tok")
+    without = experts if not any(config.get(name) for name in experts) else ()
     for names, (low, high) in _WHOLE.items():
         for name in names:
             value = config.get(name)
-            if value is not None and not (_is_whole(value) and low <= value <= high):
+            if value is not None and name not in without and not (_is_whole(value) and low <= value <= high):
                 raise ConvertError("config.json", f"{name} from {low} to {high}", _shown(value))
     for name in _EPSILONS:
         value = config.get(name)

@@ -120,7 +120,6 @@ public:
         enter();
         return copies_.copy(pieces, id_, main_.stream());
     }
-    void expect_copies(size_t bytes) override { copies_.pin_ahead(bytes, id_); }
     void take_masses(KvCache& cache) override {
         enter();
         masses_.take(cache, main_.stream());

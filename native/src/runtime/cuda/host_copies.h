@@ -2,7 +2,6 @@
 // of 27B they are 150 MB each, which took a fifth of a prompt of 2048 tokens where they were read at once.
 #pragma once
 
-#include <future>
 #include <memory>
 #include <span>
 #include <utility>
@@ -15,16 +14,6 @@ namespace lkv::cuda {
 
 class HostCopies {
 public:
-    // Pins memory for a copy while others go on: for 150 MB that takes 60 ms, in which this thread would start nothing.
-    void pin_ahead(size_t bytes, int device) {
-        if (next_.valid() || !spares_->empty()) return;
-        next_bytes_ = bytes;
-        next_ = std::async(std::launch::async, [bytes, device] {
-            enter(device);
-            return std::make_unique<PinnedMemory>(bytes);
-        });
-    }
-
     // Behind what was launched on the stream. The copy may not outlive the stream.
     std::shared_ptr<const StateCopy> copy(std::span<const StateTensors::Piece> pieces, int device,
                                           cudaStream_t stream) {
@@ -36,7 +25,6 @@ public:
             check(cudaMemcpyAsync(to, from, n, cudaMemcpyDeviceToHost, stream), "a copy of a state");
             to += n;
         }
-        pin_ahead(bytes, device);
         return made;
     }
 
@@ -79,13 +67,10 @@ private:
             spares_->pop_back();
             if (last.bytes == bytes) return std::move(last.memory);
         }
-        if (next_.valid() && next_bytes_ == bytes) return next_.get();
         return std::make_unique<PinnedMemory>(bytes);
     }
 
     std::shared_ptr<Spares> spares_ = std::make_shared<Spares>();
-    std::future<std::unique_ptr<PinnedMemory>> next_;
-    size_t next_bytes_ = 0;
 };
 
 }  // namespace lkv::cuda
