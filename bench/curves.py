@@ -1,8 +1,8 @@
 """Divergence over bytes: one curve per method, from the rows of a result.
 
-    python bench/curves.py qwen-coder --title "Qwen2.5-Coder-1.5B"
+    python bench/curves.py divergence-f16-qwen-coder --title "Qwen2.5-Coder-1.5B"
 
-draws bench/results/**/qwen-coder.png beside qwen-coder.json.
+draws a PNG beside bench/results/**/divergence-f16-qwen-coder.json.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from inputs import real_models
 
-NAMES = "f16,q8_0,q4_0,28%,14%,11%,8.5%"
+NAMES = "f16,q8_0,q4_0,small,28%,14%,11%,8.5%"
 AGAIN = "f16-again"
 SERVED = 32768  # tokens at which whole caches are compared
 

@@ -92,8 +92,8 @@ double Companion::moved(bool written, int light, int n) {
 }
 
 Companion::Found Companion::beside(const Choice& choice) {
-    read(choice, trial_ns);
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));  // the readers are there first
+    for (int64_t ns = 0; ns < trial_ns; ns += burst_ns) read(choice, burst_ns);  // as beside a program
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));                   // the readers are there first
     const Found found{moved(true, 0, 5), moved(false, 0, 5), moved(false, real_ - choice.blocks, 9)};
     check(cudaStreamSynchronize(readers_), "readers that end");
     return found;

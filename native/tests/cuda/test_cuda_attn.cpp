@@ -1082,8 +1082,8 @@ void flash() {
     }
 }
 
-// Many rows of several sequences: a thread block walks over the tiles that its own see, by the flash kernel and by the prefill kernel.
-void listed_tiles() {
+// Many rows of several sequences, by the flash kernel and by the prefill kernel.
+void many_sequences() {
     AttnShape s;
     s.head_dim = 64;
     s.rep = 6;
@@ -1093,7 +1093,7 @@ void listed_tiles() {
     for (const Format format : {Format::f16, Format::q8_0}) {
         for (const bool warpgroups : {true, false}) {
             for (const bool permute : {false, true}) {
-                s.name = std::string("listed tiles, ") + lkv::format_name(format) + (permute ? ", any order" : "");
+                s.name = std::string("many sequences, ") + lkv::format_name(format) + (permute ? ", any order" : "");
                 s.k_formats = s.v_formats = {format};
                 s.uniform = true;
                 s.permute = permute;
@@ -1854,7 +1854,7 @@ int main(int argc, char** argv) {
     run("nothing_visible", true, nothing_visible);
     run("expanded", true, expanded);
     run("flash", true, flash);
-    run("listed_tiles", true, listed_tiles);
+    run("many_sequences", true, many_sequences);
     run("grows", true, grows);
     run("wide_heads", true, [] { lkv::test::wide_heads(compare); });
     run("formats", true, [] { lkv::test::formats(compare); });

@@ -1,6 +1,7 @@
 // Memory as a kernel sees it that starts while those before it still run (programmatic dependent launch). Kernels run one after another here:
 // the thread blocks that are chosen for it find the bytes that were there before the chain, until all of their threads wait for the others.
-// A kernel that reads too early computes with stale bytes then, as it may on a GPU, and one that writes too early stops the program.
+// A kernel that reads too early computes with stale bytes then, as it may on a GPU, and one that writes too early stops the program. With
+// EMULATED_EARLY=1 kernels that read such bytes are named, also those that read them again later.
 //
 // A chain is what was launched to start early on a device since the last copy, memset, synchronization or other launch. Events do not end it:
 // in a recorded step kernels start early across streams too.

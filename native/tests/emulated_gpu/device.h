@@ -1,7 +1,7 @@
 // A GPU on the CPU, as far as the kernels need one: every thread is a fiber, every thread block a thread of the operating system, whose
 // thread_local variables are its shared memory. Thread blocks run cluster after cluster, those of a cluster at the same time, their warps in
-// an order that is drawn anew again and again. It checks what kernels compute and that nobody waits for ever; memory has no
-// caches, and copies and products are done at once.
+// an order that is drawn anew again and again. It checks what kernels compute, that nobody waits for ever and that what starts early reads
+// nothing that is not there yet (chain.h); memory has no caches, and copies and products are done at once.
 #pragma once
 
 #include <array>

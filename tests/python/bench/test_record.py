@@ -60,6 +60,8 @@ def test_a_curve_of_something_else_is_refused_in_a_line(
 
 
 def test_a_curve_of_a_result_names_its_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["curves.py", "qwen-coder", "--out", str(tmp_path / "x.png")])
+    monkeypatch.setattr(
+        sys, "argv", ["curves.py", "divergence-f16-qwen-coder", "--out", str(tmp_path / "x.png")]
+    )
     assert curves.main() == 0
     assert (tmp_path / "x.png").stat().st_size > 10000

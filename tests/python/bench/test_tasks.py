@@ -41,7 +41,7 @@ def test_a_program_shows_its_options(
         runpy.run_path(str(record.ROOT / "bench" / f"{program}.py"), run_name="__main__")
     assert end.value.code == 0
     shown = "".join(capsys.readouterr().out.split())
-    assert "--device" not in shown or "f16,q8_0,q4_0,28%,14%" in shown
+    assert "--device" not in shown or "f16,q8_0,q4_0,small,28%,14%" in shown
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,8 @@ def test_numbers_of_a_stock_list_are_unique() -> None:
 
 def test_tasks_stand_in_one_table() -> None:
     def result(score: float, *caches: str) -> dict[str, Any]:
-        columns = [{"key": "share", "unit": "%"}, {"key": "few", "unit": "%"}, {"key": "lost", "unit": ""}]
+        units = {"share": "%", "few": "%", "lost": ""}
+        columns = [{"key": key, "label": f"so {key}", "unit": unit} for key, unit in units.items()]
         rows = [
             {"cache": cache, "share": 50, "few": score, "lost": at or None, "won": at or None}
             for at, cache in enumerate(caches)
@@ -150,6 +151,7 @@ def test_tasks_stand_in_one_table() -> None:
         return {"columns": columns, "rows": rows}
 
     columns, rows = together.merged([("a", result(1, "f16", "q8_0")), ("b", result(2, "f16", "x", "q8_0"))])
+    assert [column.label for column in columns[2:4]] == ["a, so few", "b, so few"]
     assert [column.key for column in columns] == ["cache", "share", "a_few", "b_few", "lost", "won"]
     assert [row["cache"] for row in rows] == ["f16", "q8_0", "x"]
     assert rows[1] == {"cache": "q8_0", "share": 50, "a_few": 1, "b_few": 2, "lost": 3, "won": 3}

@@ -30,22 +30,16 @@ struct Headers {
     f32xw flat[n_vectors];   // minimum where the scale is 0
     bool any_flat = false;
 
-    // A segment of a group that has the scales; a minimum of 1 per scale stands for what is added to every code.
-    Headers(const TileRows& rows, const ScaledByGroup& segment) {
-        float scales[tile_slots];
-        for (int s = 0; s < tile_slots; s++) {
-            scales[s] = scale_from_byte(rows.slot[s][segment.scale_at]);
-        }
+    // A segment of a group that has the scales, in byte `byte` of its word; a minimum of 1 per scale stands for what is added to every code.
+    Headers(const uint32_t* words, int byte) {
         for (int v = 0; v < n_vectors; v++) {
-            scale[v] = load_wide<f32xw>(scales + v * wide_lanes);
+            scale[v] = half_to_f32((load_wide<u32xw>(words + v * wide_lanes) >> 8 * byte & 0xffu) << 7);
             ratio[v] = f32xw{} + 1.0f;
             flat[v] = f32xw{};
         }
     }
 
-    Headers(const TileRows& rows, int offset) {
-        uint32_t words[tile_slots];
-        for (int s = 0; s < tile_slots; s++) memcpy(&words[s], rows.slot[s] + offset, sizeof words[s]);
+    explicit Headers(const uint32_t* words) {
         i32xw flats{};
         for (int v = 0; v < n_vectors; v++) {
             const u32xw word = load_wide<u32xw>(words + v * wide_lanes);
@@ -149,9 +143,17 @@ LKV_INLINE void vector_sums(const Tile& tile, int first_row, int byte, int first
 template <int Bits, int B>
 void add_sums(const float* sums, int n_bytes, float step, float constant, float* out) {
     using L = Lanes<Bits, B>;
-    if constexpr (Bits == 1 && B == lanes) {
+    if constexpr (Bits == 1 && B <= lanes) {
         f32x8 of_byte[lanes];  // [plane][byte], then transposed
-        for (int plane = 0; plane < lanes; plane++) of_byte[plane] = load8(sums + plane * B);
+        for (int plane = 0; plane < lanes; plane++) {
+            if constexpr (B == lanes) {
+                of_byte[plane] = load8(sums + plane * B);
+            } else {  // in a register: eight that are read after four were written wait for both
+                using f32x4 = float __attribute__((vector_size(16)));
+                const auto four = load_wide<f32x4>(sums + plane * B);
+                of_byte[plane] = __builtin_shufflevector(four, four, 0, 1, 2, 3, 0, 1, 2, 3);
+            }
+        }
         transpose8(of_byte);
         for (int byte = 0; byte < n_bytes; byte++) {
             store8(out + 8 * byte, load8(out + 8 * byte) + fma8(of_byte[byte], splat(step), splat(constant)));
@@ -280,13 +282,19 @@ void coded_values(const RowLayout& layout, const GroupLayout& group, const TileR
     const auto weigh_all = [&](const Headers& headers) {
         for (int r = 0; r < n_rows; r++) weigh(headers, weights[r], tile.pairs[r], steps[r], sums[r]);
     };
+    uint32_t words[tile_slots];  // scale and minimum, or the group's scales
+    int words_at = -1;
     int weighed_at = -1;  // scales that the weights are multiplied with
     for (const SegmentLayout& segment : segments_of(layout, group)) {
         const auto scaled = scaled_by_group(segment);
+        if (segment.scales != words_at) {
+            words_at = segment.scales;
+            for (int s = 0; s < tile_slots; s++) memcpy(&words[s], rows.slot[s] + words_at, sizeof words[s]);
+        }
         if (!scaled) {
-            weigh_all(Headers(rows, segment.offset));
+            weigh_all(Headers(words));
         } else if (scaled->scale_at != weighed_at) {
-            weigh_all(Headers(rows, *scaled));
+            weigh_all(Headers(words, scaled->scale_at - segment.scales));
             weighed_at = scaled->scale_at;
         }
         float* to[max_coded_rows];

@@ -27,10 +27,6 @@ struct Cut {
 // What every kernel is launched with; its own plan comes after it.
 struct CutProblem : Problem, Cut {};
 
-// Tiles of a part that a thread block may list (SeenTiles); of a longer part it walks over all.
-constexpr int most_listed_tiles = 512;
-constexpr int seen_tiles_bytes = 16 + 3 * most_listed_tiles;
-
 constexpr int most_parts = 132;
 constexpr int least_shrunk_tile = 32;  // slots
 constexpr int enough_parts = 64;

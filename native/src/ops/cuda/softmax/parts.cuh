@@ -59,49 +59,6 @@ struct Parts {
     __device__ int tiles_before(int region) const { return region == 0 ? 0 : (region == 1 ? before_1 : before_2); }
 };
 
-// The tiles of a part that any of a thread block's rows sees, in shared memory. Where rows are of several sequences, each thread block has
-// rows of some, and the others' tiles are not even copied.
-struct alignas(16) SeenTiles {
-    int n;
-    uint16_t tiles[most_listed_tiles];
-    uint8_t is_seen[most_listed_tiles];
-
-    // asked: the rows' sequences; seq_of(t): those of a lane's slots of tile t. By all threads, n_warps of 32
-    template <class SeqOf>
-    __device__ __forceinline__ int list(int n_tiles, int n_warps, uint64_t asked, const SeqOf& seq_of) {
-        constexpr int at_once = 4;
-        const int lane = static_cast<int>(threadIdx.x) % 32;
-        for (int t = static_cast<int>(threadIdx.x) / 32; t < n_tiles; t += at_once * n_warps) {
-            uint64_t seq[at_once];
-#pragma unroll
-            for (int k = 0; k < at_once; k++) seq[k] = t + k * n_warps < n_tiles ? seq_of(t + k * n_warps) : 0;
-#pragma unroll
-            for (int k = 0; k < at_once; k++) {
-                const bool seen = __any_sync(0xffffffffu, (seq[k] & asked) != 0);
-                if (lane == 0 && t + k * n_warps < n_tiles) is_seen[t + k * n_warps] = seen ? 1 : 0;
-            }
-        }
-        __syncthreads();
-        if (threadIdx.x < 32) {
-            int count = 0;
-            for (int first = 0; first < n_tiles; first += 32) {
-                const bool is = first + lane < n_tiles && is_seen[first + lane] != 0;
-                const uint32_t all = __ballot_sync(0xffffffffu, is);
-                if (is) tiles[count + __popc(all & ((1u << lane) - 1))] = static_cast<uint16_t>(first + lane);
-                count += __popc(all);
-            }
-            if (lane == 0) n = count;
-        }
-        __syncthreads();
-        return n;
-    }
-};
-static_assert(sizeof(SeenTiles) == seen_tiles_bytes);
-
-__device__ inline bool worth_listing(const Sight& sight, int n_tiles) {
-    return (sight.seq & (sight.seq - 1)) != 0 && n_tiles <= most_listed_tiles;
-}
-
 // Whose rows and heads a thread block takes: KV heads that share their K and V groups, and their query heads, of all tokens.
 struct WorkItem {
     int head_kv;  // the first KV head

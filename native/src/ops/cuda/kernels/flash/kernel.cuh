@@ -20,7 +20,6 @@ __global__ void __launch_bounds__(n_threads, 1) flash_kernel(const __grid_consta
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ Sight sight;
     __shared__ FlashRegion regions[max_regions];
-    __shared__ SeenTiles listed;
     __shared__ uint64_t arrivals[flash_stages];
     const WorkItem item(p, blockIdx.x);
     let_next_start();
@@ -30,7 +29,7 @@ __global__ void __launch_bounds__(n_threads, 1) flash_kernel(const __grid_consta
     if (split >= parts.count) return;
     // the last rows see most slots: they begin first
     const int first_row = static_cast<int>(gridDim.y - 1 - blockIdx.y) * flash_rows;
-    Block block{p, item, parts, shared, sight, regions, listed, arrivals, first_row, split};
+    Block block{p, item, parts, shared, sight, regions, arrivals, first_row, split};
     block.set_up();
     typename Block::Rows rows;
     typename Block::Queries q;

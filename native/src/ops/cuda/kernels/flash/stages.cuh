@@ -44,13 +44,11 @@ struct FlashBlock {
     uint8_t* const stages;
     Sight& sight;
     FlashRegion* const regions;
-    SeenTiles& listed;
     uint64_t* const arrivals;  // of tiles
     const int first_row;
     const int split;
     const int tile_begin = parts.begin(split);
-    int n_tiles = parts.begin(split + 1) - tile_begin;
-    bool lists = false;  // n_tiles are those of `listed`
+    const int n_tiles = parts.begin(split + 1) - tile_begin;
     const int thread = static_cast<int>(threadIdx.x);
     const int lane = thread % 32;
     const int g = lane / 4;
@@ -68,7 +66,7 @@ struct FlashBlock {
     }
 
     // What the rows see, and where regions lie. By all threads.
-    __device__ __forceinline__ void set_up() {
+    __device__ __forceinline__ void set_up() const {
         if (thread == 0) sight = sees_nothing;
         if constexpr (IN_TILES) {
             if (thread < flash_stages) Arrivals(arrivals + thread).init();
@@ -88,18 +86,7 @@ struct FlashBlock {
             add_token(sight, p, (first_row + thread) / item.unit_heads);
         }
         __syncthreads();
-        if (!worth_listing(sight, n_tiles)) return;
-        n_tiles = listed.list(n_tiles, n_threads / 32, sight.seq, [&](int t) {
-            const int r = parts.region_of(tile_begin + t);
-            const int first = (tile_begin + t - parts.tiles_before(r)) * slots + lane;
-            uint64_t seq = 0;
-#pragma unroll
-            for (int s = 0; s < slots; s += 32) seq |= first + s < regions[r].n_slots ? regions[r].seq[first + s] : 0;
-            return seq;
-        });
-        lists = true;
     }
-    __device__ __forceinline__ int tile_of(int t) const { return tile_begin + (lists ? listed.tiles[t] : t); }
 
     __device__ __forceinline__ void read_rows(Rows& of, Queries& q) const {
 #pragma unroll
@@ -127,7 +114,7 @@ struct FlashBlock {
             if (t >= n_tiles || thread != 0) return;
             const FlashTiles from(p);
             const RegionArgs& region = p.regions[0];
-            const int tile = tile_of(t);
+            const int tile = tile_begin + t;
             const int64_t at = tile * from.tile + item.head_kv * from.head;
             uint8_t* const to = tile_at(t);
             const Arrivals arrival(arrivals + t % flash_stages);
@@ -139,10 +126,9 @@ struct FlashBlock {
             return;
         }
         if (t < n_tiles) {
-            const int tile = tile_of(t);
-            const int r = parts.region_of(tile);
+            const int r = parts.region_of(tile_begin + t);
             const FlashRegion& from = regions[r];
-            const int first = (tile - parts.tiles_before(r)) * slots;
+            const int first = (tile_begin + t - parts.tiles_before(r)) * slots;
             const int n = min(slots, from.n_slots - first);
             uint8_t* const to = tile_at(t);
             if (thread < slots) {

@@ -32,7 +32,6 @@ __global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const _
     Block block{p, plan, own, item, parts, static_cast<int>(blockIdx.y) * Block::R, split};
     block.set_up();
     block.view = *own.sight;
-    block.list_seen();
     if constexpr (Block::apart) {
         if (block.warp >= n_warps) {
             block.make_tiles();

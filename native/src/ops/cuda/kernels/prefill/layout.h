@@ -47,7 +47,7 @@ struct PrefillLayout {
     int chunks;  // descriptors of K, then V, per region; then, from the bytes below, ends of runs and GroupTables
     int run_ends;
     int groups;
-    int meta;     // Sight, PrefillRegion [n_regions], PrefillMeta [2], SeenTiles
+    int meta;     // Sight, PrefillRegion [n_regions], PrefillMeta [2]
     int queries;  // wc > 1: f16 [rows][k_tile_pitch]
     int weights;  // wc > 1: f16 [rows][tile + 8]
     int maxima;   // wc > 1: f32 [rows][wc]
@@ -65,8 +65,7 @@ struct PrefillLayout {
         run_ends = n_chunks * static_cast<int>(sizeof(Chunk));
         groups = round_up(run_ends + n_chunks, 16);
         chunks = groups + max_regions * 2 * static_cast<int>(sizeof(GroupTable));
-        meta = static_cast<int>(sizeof(Sight) + max_regions * sizeof(PrefillRegion) + 2 * sizeof(PrefillMeta)) +
-               seen_tiles_bytes;
+        meta = static_cast<int>(sizeof(Sight) + max_regions * sizeof(PrefillRegion) + 2 * sizeof(PrefillMeta));
         const int rows = 128 / wc;
         queries = wc == 1 ? 0 : rows * k_tile_pitch;
         weights = wc == 1 ? 0 : rows * (2 * slots + 16);

@@ -38,7 +38,6 @@ struct PrefillShared {
     Sight* sight;
     PrefillRegion* ways;  // [n_regions]
     PrefillMeta* meta;    // [2]
-    SeenTiles* seen;
     uint8_t* queries;
     uint8_t* weights;
     float* maxima;  // [R][WC]
@@ -52,7 +51,6 @@ struct PrefillShared {
           sight(reinterpret_cast<Sight*>(shared + plan.chunks)),
           ways(reinterpret_cast<PrefillRegion*>(sight + 1)),
           meta(reinterpret_cast<PrefillMeta*>(ways + max_regions)),
-          seen(reinterpret_cast<SeenTiles*>(meta + 2)),
           queries(shared + plan.chunks + plan.meta),
           weights(queries + plan.queries),
           maxima(reinterpret_cast<float*>(weights + plan.weights)),
@@ -85,8 +83,7 @@ struct PrefillBlock {
     const int first_row;
     const int split;
     const int tile_begin = parts.begin(split);
-    int n_tiles = parts.begin(split + 1) - tile_begin;
-    bool lists = false;  // n_tiles are those of shared.seen
+    const int n_tiles = parts.begin(split + 1) - tile_begin;
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const int g = lane / 4;
@@ -169,29 +166,11 @@ struct PrefillBlock {
         __syncthreads();
     }
 
-    // Lists the tiles that rows of several sequences see. By all threads, once `view` is known
-    __device__ __forceinline__ void list_seen() {
-        if (!worth_listing(view, n_tiles)) return;
-        n_tiles = shared.seen->list(n_tiles, everyone / 32, view.seq, [&](int t) {
-            const int r = parts.region_of(tile_begin + t);
-            const int first = (tile_begin + t - parts.tiles_before(r)) * TILE + lane;
-            uint64_t seq = 0;
-#pragma unroll
-            for (int s = 0; s < TILE; s += 32) {
-                seq |= first + s < shared.ways[r].n_slots ? p.regions[r].seq[first + s] : 0;
-            }
-            return seq;
-        });
-        lists = true;
-    }
-    __device__ __forceinline__ int tile_of(int i) const { return tile_begin + (lists ? shared.seen->tiles[i] : i); }
-
     __device__ __forceinline__ void issue(int i) {
-        const int tile = i < n_tiles ? tile_of(i) : tile_begin;
-        const int r = parts.region_of(tile);
+        const int r = parts.region_of(tile_begin + i);
         if (i < n_tiles && shared.ways[r].staged) {
             const RegionArgs& region = p.regions[r];
-            const int first = (tile - parts.tiles_before(r)) * TILE;
+            const int first = (tile_begin + i - parts.tiles_before(r)) * TILE;
             const int n = min(TILE, shared.ways[r].n_slots - first);
             uint8_t* const at = shared.stages + issue_stage * plan.stage;
             auto* const seq = reinterpret_cast<uint64_t*>(at + TILE * (p.k_pitch + p.v_pitch));
@@ -212,10 +191,9 @@ struct PrefillBlock {
         copies_commit();
     }
     __device__ __forceinline__ TileSource source(int i) {
-        const int tile = tile_of(i);
-        const int r = parts.region_of(tile);
+        const int r = parts.region_of(tile_begin + i);
         const RegionArgs& region = p.regions[r];
-        const int first = (tile - parts.tiles_before(r)) * TILE;
+        const int first = (tile_begin + i - parts.tiles_before(r)) * TILE;
         const PrefillRegion way = shared.ways[r];
         TileSource of;
         of.n = min(TILE, way.n_slots - first);
@@ -251,7 +229,7 @@ struct PrefillBlock {
         if (maker_thread == 0) to.seen = from.seen;
     }
     __device__ __forceinline__ SideChunks side(int i, bool is_k) const {
-        const int at = parts.region_of(tile_of(i)) * chunks_per_region + (is_k ? 0 : 4 * p.k_blocks);
+        const int at = parts.region_of(tile_begin + i) * chunks_per_region + (is_k ? 0 : 4 * p.k_blocks);
         return SideChunks{shared.chunks + at, shared.run_ends + at, 4 * (is_k ? p.k_blocks : p.v_blocks)};
     }
     __device__ __forceinline__ void make_k(int i, const TileSource& from, uint8_t* to) const {
