@@ -141,8 +141,12 @@ BlockDescription described(const GgufFile& file, const HParams& h) {
     block.yarn_truncate = file.find_bool(key::block_yarn_truncate).value_or(true);
     block.value_norm = file.find_bool(key::block_value_norm).value_or(false);
     block.value_of_key = file.find_bool(key::block_value_of_key).value_or(false);
-    if (block.activation == Activation::swiglu_oai && block.ffn == Ffn::plain) {
+    const bool is_plain = block.ffn == Ffn::plain || block.ffn == Ffn::plain_experts;
+    if (block.activation == Activation::swiglu_oai && is_plain) {
         fail(key::block_activation, "expected swiglu_oai in a gated FFN; got a plain one");
+    }
+    if (block.activation == Activation::relu2 && !is_plain) {
+        fail(key::block_activation, "expected relu2 in a plain FFN; got a gated one");
     }
     block.output_gate = file.find_bool(key::block_output_gate).value_or(false);
     block.norm_after_rope = file.find_bool(key::block_norm_after_rope).value_or(false);

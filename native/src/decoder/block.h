@@ -35,6 +35,9 @@ struct Xielu {
     float eps;
 };
 
+// Experts, but for the first layers, and no FFN beside them.
+inline bool has_only_experts(Ffn ffn) { return ffn == Ffn::experts || ffn == Ffn::plain_experts; }
+
 struct BlockDescription {
     Norm norm = Norm::rms;
     Activation activation = Activation::silu;

@@ -25,6 +25,8 @@ bool is_per_layer(const GgufFile& file, const std::string& key, int n_layer) {
 
 std::vector<uint32_t> one_a_layer(const GgufFile& file, const std::string& key, int n_layer) {
     std::vector<uint32_t> values = file.get_u32_array(key);
+    const uint32_t n_mtp = file.find_u32(key.substr(0, key.find('.')) + ".nextn_predict_layers").value_or(0);
+    if (values.size() == static_cast<size_t>(n_layer) + n_mtp) values.resize(static_cast<size_t>(n_layer));
     if (values.size() != static_cast<size_t>(n_layer)) {
         fail(key, "expected one number, or ", n_layer, ", one a layer; got ", values.size());
     }
@@ -207,7 +209,7 @@ HParams read_hparams(const GgufFile& file) {
     h.heads = read_heads(file, h);
     if (h.has_mla() && h.block.attention_scale == 0.0F) h.block.attention_scale = read_mla_scale(file, h);
     h.n_ff_dense = h.block.ffn == Ffn::gated_and_experts ? h.n_ff : 0;
-    if (h.block.ffn == Ffn::experts || h.block.ffn == Ffn::gated_and_experts) {
+    if (has_only_experts(h.block.ffn) || h.block.ffn == Ffn::gated_and_experts) {
         h.n_expert = need("expert_count", 2, 4096);
         h.n_expert_used = need("expert_used_count", 1, h.n_expert);
         const int n_ff = h.n_ff;

@@ -22,6 +22,8 @@ ggml_tensor* activated(ggml_context* ctx, Activation activation, ggml_tensor* x)
             return ggml_gelu(ctx, x);
         case Activation::relu:
             return ggml_relu(ctx, x);
+        case Activation::relu2:
+            return ggml_sqr(ctx, ggml_relu(ctx, x));
         case Activation::swiglu_oai:  // no plain FFN has it, see block.cpp
         case Activation::xielu:       // see ffn()
             break;
@@ -44,6 +46,7 @@ ggml_glu_op gate_of(Activation activation) {
         case Activation::swiglu_oai:
             return GGML_GLU_OP_SWIGLU_OAI;
         case Activation::xielu:
+        case Activation::relu2:
             break;  // of a plain FFN alone
     }
     return GGML_GLU_OP_SWIGLU;
@@ -136,7 +139,8 @@ ggml_tensor* experts(ggml_context* ctx, ggml_cgraph* nodes, const HParams& h, co
     ggml_tensor* const up = linear_of(ctx, layer.ffn_up, layer.ffn_up_bias, x, to.chosen);
     ggml_tensor* const gate =
         layer.ffn_gate == nullptr ? nullptr : linear_of(ctx, layer.ffn_gate, layer.ffn_gate_bias, x, to.chosen);
-    ggml_tensor* y = gated(ctx, h.block.activation, gate, up);
+    const bool is_plain = h.block.ffn == Ffn::plain_experts;
+    ggml_tensor* y = is_plain ? activated(ctx, h.block.activation, up) : gated(ctx, h.block.activation, gate, up);
     y = linear_of(ctx, layer.ffn_down, layer.ffn_down_bias, y, to.chosen);
     y = ggml_mul(ctx, y, to.weights);  // [n_embd, used, n_tokens]
     ggml_tensor* sum = nullptr;
@@ -167,7 +171,9 @@ ggml_tensor* dense_and_experts(ggml_context* ctx, ggml_cgraph* nodes, const HPar
 // The expert that every token has. x [n_embd, n_tokens], of which the result has the shape.
 ggml_tensor* shared_expert(ggml_context* ctx, const HParams& h, const LayerWeights& layer, ggml_tensor* x) {
     ggml_tensor* const up = ggml_mul_mat(ctx, layer.shared_up, x);
-    ggml_tensor* y = gated(ctx, h.block.activation, ggml_mul_mat(ctx, layer.shared_gate, x), up);
+    ggml_tensor* y = layer.shared_gate == nullptr
+                         ? activated(ctx, h.block.activation, up)
+                         : gated(ctx, h.block.activation, ggml_mul_mat(ctx, layer.shared_gate, x), up);
     y = ggml_mul_mat(ctx, layer.shared_down, y);
     if (layer.shared_gate_inp == nullptr) return y;
     return ggml_mul(ctx, y, ggml_sigmoid(ctx, ggml_mul_mat(ctx, layer.shared_gate_inp, x)));
@@ -182,7 +188,7 @@ int ffn_nodes(const HParams& h) {
 ggml_tensor* ffn(ggml_context* ctx, ggml_cgraph* nodes, const HParams& h, const LayerWeights& layer, int il,
                  ggml_tensor* x, ggml_tensor* hidden) {
     const BlockDescription& block = h.block;
-    if (block.ffn == Ffn::experts && layer.ffn_gate_inp != nullptr) {
+    if (has_only_experts(block.ffn) && layer.ffn_gate_inp != nullptr) {
         ggml_tensor* const chosen = experts(ctx, nodes, h, layer, x, x);
         return layer.shared_up == nullptr ? chosen : ggml_add(ctx, chosen, shared_expert(ctx, h, layer, x));
     }

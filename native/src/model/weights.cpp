@@ -269,8 +269,11 @@ void Loader::load_experts() {
     l_.ffn_gate_inp = need("ffn_gate_inp.weight", {d, n});
     l_.ffn_gate_inp_bias = optional("ffn_gate_inp.bias", {n});
     l_.expert_bias = optional("exp_probs_b.bias", {n});
+    const bool is_plain = h_.block.ffn == Ffn::plain_experts;
     l_.ffn_up = optional("ffn_gate_up_exps.weight", {d, 2 * ff, n});
-    if (l_.ffn_up == nullptr) {
+    if (is_plain) {
+        l_.ffn_up = need("ffn_up_exps.weight", {d, ff, n});
+    } else if (l_.ffn_up == nullptr) {
         l_.ffn_gate = need("ffn_gate_exps.weight", {d, ff, n});
         l_.ffn_gate_bias = optional("ffn_gate_exps.bias", {ff, n});
         l_.ffn_up = need("ffn_up_exps.weight", {d, ff, n});
@@ -283,7 +286,7 @@ void Loader::load_experts() {
     if (tensors_.find(blk_ + "ffn_up_shexp.weight") == nullptr) return;
     const int64_t shared = h_.n_ff_shared;
     l_.shared_gate_inp = optional("ffn_gate_inp_shexp.weight", {d});
-    l_.shared_gate = need("ffn_gate_shexp.weight", {d, shared});
+    if (!is_plain) l_.shared_gate = need("ffn_gate_shexp.weight", {d, shared});
     l_.shared_up = need("ffn_up_shexp.weight", {d, shared});
     l_.shared_down = need("ffn_down_shexp.weight", {shared, d});
 }

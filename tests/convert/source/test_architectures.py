@@ -64,6 +64,8 @@ CASES = [
     case("granitemoehybrid"),
     case("granitemoehybrid", "dense", **DENSE, mamba_n_groups=1, mamba_conv_bias=False),
     case("granitemoehybrid", "all-attend", **DENSE, layer_types=ALL, position_embedding_type="rope"),
+    case("nemotron_h"),
+    case("nemotron_h_moe"),
     case("gpt_oss"),
     case("gpt_oss", "whole-planes", rope_scaling=YARN, layer_types=None, num_hidden_layers=2),
     case("mistral"),

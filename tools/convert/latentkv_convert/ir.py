@@ -166,6 +166,7 @@ class ModelSpec:
     value_of_key: bool = False  # as a layer sees it: V is what the key projection makes
     shares_kv: bool = False  # as a layer sees it: it reads an earlier layer's K and V
     recurrent_tensors: tuple[TensorRole, ...] = ()  # all of a layer that does not attend
+    fed_tensors: tuple[TensorRole, ...] = ()  # all of a layer that is an FFN alone
     dense_tensors: tuple[TensorRole, ...] = ()  # all of the first layers, where these have no experts
     mla: Mla | None = None
     layer_numbers: Mapping[str, str] = field(
@@ -242,7 +243,7 @@ class ModelSpec:
     def tensors_of(self, layer: int) -> tuple[TensorRole, ...]:
         """All of a layer but its K and V projections."""
         if not self.attends(layer):
-            return self.recurrent_tensors
+            return self.recurrent_tensors if self.recurs(layer) else self.fed_tensors
         if self.is_dense(layer):
             return self.dense_tensors
         if not self.at(layer).shares_kv:
@@ -269,7 +270,7 @@ class ModelSpec:
 
     @property
     def has_experts(self) -> bool:
-        return self.block.ffn in ("experts", "gated_and_experts")
+        return self.block.ffn in ("experts", "plain_experts", "gated_and_experts")
 
     def norms_whole(self, side: str) -> bool:
         """Whether Q or K is normed over all its heads together; a single head has a norm of its own."""

@@ -51,6 +51,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
     "relu": functional.relu,
+    "relu2": lambda x: functional.relu(x).square(),
 }
 
 
@@ -151,7 +152,10 @@ class Layer(nn.Module):
             setattr(self, f"attn_{side}", NormedLinear(projection, norm))
         if self.spec.block.norm_after_rope:
             self._norm_before_rope()
-        if not self.spec.block.parallel and not {"ffn_norm", "post_ffw_norm"} & stems:
+        self.feeds = "ffn_down" in stems or "ffn_down_exps" in stems
+        if self.spec.mixer(index) == "none":
+            self.ffn_norm = self._modules.pop("attn_norm")
+        elif self.feeds and not self.spec.block.parallel and not {"ffn_norm", "post_ffw_norm"} & stems:
             self.ffn_norm = self._modules.pop("post_attention_norm")  # a branch has a norm, so this is its
         for name, module in list(self.named_children()) if reduced else []:
             if type(module) is nn.Linear and name not in _PRECISE:
@@ -173,6 +177,8 @@ class Layer(nn.Module):
 
     def attended(self, x: Tensor, positions: Positions, watch: Watch = unwatched) -> Tensor:
         """x and what attention, or what is in its place, adds to it."""
+        if self.spec.mixer(self.index) == "none":
+            return x
         read, made, carried = self.attention_input(x), None, self.carried
         if self.attends:
             given = carried.rows(x, self.rows_of)[0] if carried is not None and self.spec.shares_kv else None
@@ -225,6 +231,8 @@ class Layer(nn.Module):
         return self._normed("layer_output_scale", self._fed_state(x, attended, unread))
 
     def _fed_state(self, x: Tensor, attended: Tensor, unread: bool) -> Tensor:
+        if not self.feeds:
+            return attended
         parallel = self.spec.block.parallel
         normed = self._normed("attn_norm", x) if parallel else self._normed("ffn_norm", attended)
         if self.spec.block.ffn == "gated_and_experts":
@@ -294,7 +302,7 @@ class Layer(nn.Module):
 
     def feed(self, x: Tensor, unread: bool = False) -> Tensor:
         """unread: zeros, with the gradients that the output has."""
-        if self._optional("ffn_gate_inp") is not None and self.spec.block.ffn == "experts":
+        if self._optional("ffn_gate_inp") is not None and self.spec.block.ffn in ("experts", "plain_experts"):
             rows = x.flatten(0, -2)
             return experts.mixed(self, self.spec, rows, rows).view_as(x)
         activation = self.spec.block.activation
@@ -304,9 +312,12 @@ class Layer(nn.Module):
             first, up = up.chunk(2, dim=-1) if gate is None else (gate(x), up)
             up = self.gated(first, up)
         else:
-            up = self._xielu(up) if activation == "xielu" else _ACTIVATIONS[activation](up)
+            up = self._xielu(up) if activation == "xielu" else self.activated(up)
         output: Tensor = _Unread.apply(up, self.ffn_down.weight) if unread else self.ffn_down(up)
         return output
+
+    def activated(self, x: Tensor) -> Tensor:
+        return _ACTIVATIONS[self.spec.block.activation](x)
 
     def _xielu(self, x: Tensor) -> Tensor:
         """arXiv 2411.13010; numbers as checkpoints have them."""

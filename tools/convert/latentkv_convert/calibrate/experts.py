@@ -26,6 +26,10 @@ def mixed(live: Any, spec: ModelSpec, x: Tensor, routed: Tensor) -> Tensor:
     for expert in chosen.unique().tolist():
         tokens, slots = (chosen == expert).nonzero(as_tuple=True)
         own = x[tokens]
+        if spec.block.ffn == "plain_experts":
+            y = live.activated(live.ffn_up_exps(own, expert))
+            total = total.index_add(0, tokens, live.ffn_down_exps(y, expert) * weights[tokens, slots, None])
+            continue
         if live._modules.get("ffn_gate_up_exps") is None:
             gate, up = live.ffn_gate_exps(own, expert), live.ffn_up_exps(own, expert)
         else:
@@ -60,7 +64,9 @@ def _routed(live: Any, spec: ModelSpec, made: Tensor) -> tuple[Tensor, Tensor]:
 
 def _shared(live: Any, x: Tensor) -> Tensor:
     """[tokens, d]: the expert of all tokens, times its gate if it has one."""
-    up = live.gated(live.ffn_gate_shexp(x), live.ffn_up_shexp(x))
+    up = live.ffn_up_shexp(x)
+    is_plain = live._modules.get("ffn_gate_shexp") is None
+    up = live.activated(up) if is_plain else live.gated(live.ffn_gate_shexp(x), up)
     output: Tensor = live.ffn_down_shexp(up)
     gate = live._modules.get("ffn_gate_inp_shexp")
     return output if gate is None else output * gate(x).sigmoid()

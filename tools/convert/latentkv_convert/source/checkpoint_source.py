@@ -69,9 +69,13 @@ class CheckpointSource:
     def _recurrent(self) -> Mapping[str, TensorRole]:
         return {role.target: role for role in self.spec.recurrent_tensors}
 
+    @cached_property
+    def _fed(self) -> Mapping[str, TensorRole]:
+        return {role.target: role for role in self.spec.fed_tensors}
+
     def _layer(self, layer: int) -> Mapping[str, TensorRole]:
         if not self.spec.attends(layer):
-            return self._recurrent
+            return self._recurrent if self.spec.recurs(layer) else self._fed
         return self._dense if self.spec.is_dense(layer) else self._attention
 
     def _place(self, role: str, layer: int | None) -> _Place | None:
@@ -157,16 +161,17 @@ class CheckpointSource:
         """The FFN has the width that the config promises."""
         keys, n_embd = self.spec.keys, self.spec.n_embd
         n_ff = keys["feed_forward_length"]
-        role, expected = "ffn_up.weight", [n_ff[0] if isinstance(n_ff, list) else n_ff, n_embd]
+        first = n_ff.index(max(n_ff)) if self.spec.fed_tensors else 0
+        role, expected = "ffn_up.weight", [n_ff[first] if isinstance(n_ff, list) else n_ff, n_embd]
         n_dense = int(keys["leading_dense_block_count"]) if self.spec.dense_tensors else 0
-        if self.spec.block.ffn == "experts":
+        if self.spec.block.ffn in ("experts", "plain_experts"):
             of_experts = [keys["expert_count"], keys["expert_feed_forward_length"], n_embd]
-            self._check_shape("ffn_up_exps.weight", n_dense, of_experts)
+            self._check_shape("ffn_up_exps.weight", max(n_dense, first), of_experts)
             if n_dense == 0:
                 return
         elif self.spec.block.ffn != "plain" and "ffn_gate.weight" not in self._layer(0):
             expected[0] *= 2
-        self._check_shape(role, 0, expected)
+        self._check_shape(role, first, expected)
 
     def _check_shape(self, role: str, layer: int, expected: Sequence[int]) -> None:
         got = list(self.shape(role, layer))

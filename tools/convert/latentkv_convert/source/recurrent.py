@@ -178,7 +178,7 @@ def check_pattern(spec: ModelSpec, where: str, has: Callable[[str, int], bool]) 
         "mamba2": ("ssm_out.weight", "Mamba-2"),
     }
     for layer, mixer in enumerate(spec.block.mixers):
-        if mixer not in kinds:
+        if mixer not in kinds:  # an FFN alone, which is missed as such
             continue
         own, name = kinds[mixer]
         if not has(own, layer):
