@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from both import core, distance, session, token_ids
-from gguf_files import older_mla
+from gguf_files import older_mla, rewritten
 
 from conftest import Tiny
 from latentkv_convert.calibrate.decoder import Decoder
@@ -18,6 +18,7 @@ from latentkv_convert.cli import parse
 from latentkv_convert.pipeline import convert
 from latentkv_convert.source import archs
 from latentkv_convert.source.checkpoint_source import CheckpointSource
+from latentkv_convert.source.gguf_file import GgufFile
 
 N = 120
 HYBRIDS = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
@@ -93,3 +94,19 @@ def test_older_files_with_multi_head_latent_attention(model_type: str, tiny: Tin
     convert(parse([str(checkpoint), "-o", str(path), "--method", "none", "--outtype", "f32"], "test"))
     old = older_mla(path, tmp_path / "old.gguf")
     assert distance(session(core.Model(str(old))).decode(ids, output="all"), libllama.logits(old, ids)) < 1e-3
+
+
+@pytest.mark.parametrize("model_type", ["afmoe", "bailing_moe_v2", "dots1", "glm4_moe"])
+def test_experts_without_the_key_of_their_weights(model_type: str, tiny: Tiny, tmp_path: Path) -> None:
+    """llama.cpp does not divide the weights of the chosen experts by their sum then."""
+    checkpoint, path, ids = tiny(model_type), tmp_path / "plain.gguf", token_ids(N)
+    convert(parse([str(checkpoint), "-o", str(path), "--method", "none", "--outtype", "f32"], "test"))
+    keys = GgufFile(path).values
+    without = [k for k in keys if k.endswith(".expert_weights_norm") or k.startswith("latentkv.")]
+    stock = rewritten(path, tmp_path / "stock.gguf", without=tuple(without))
+    expected = libllama.logits(stock, ids)
+    assert distance(expected, libllama.logits(path, ids)) > 1e-2
+    assert distance(session(core.Model(str(stock))).decode(ids, output="all"), expected) < 1e-3
+    plain = tmp_path / "converted.gguf"
+    convert(parse([str(stock), "-o", str(plain), "--method", "none"], "test"))
+    assert distance(session(core.Model(str(plain))).decode(ids, output="all"), expected) < 1e-3

@@ -139,7 +139,8 @@ def of_stock(stock: Stock, fields: Mapping[str, str]) -> dict[str, Any]:
         "n_used": stock.whole("expert_used_count", 1, 4096),
         "width": width,
         "shared": stock.whole("expert_shared_feed_forward_length", 0, 1 << 22, n_shared * width),
-        "is_normed": bool(stock.values.get("expert_weights_norm", True)),
+        # where a config says it, stock readers take an absent key for false
+        "is_normed": bool(stock.values.get("expert_weights_norm", "is_normed" not in fields)),
         "scale": stock.number("expert_weights_scale", 0, limits.SCALE[1], 0.0) or 1.0,
         "n_dense": stock.whole("leading_dense_block_count", 0, 4096, 0),
     }
