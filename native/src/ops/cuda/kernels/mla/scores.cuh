@@ -71,6 +71,15 @@ __device__ __forceinline__ void score_units(float (&scores)[NT][4], const uint8_
     }
 }
 
+template <bool First, class A, class B>
+__device__ __forceinline__ auto& one_of(A& first, B& second) {
+    if constexpr (First) {
+        return first;
+    } else {
+        return second;
+    }
+}
+
 // The same of rows whose group has scales. Of 32 query rows every code is multiplied with its scale: sums of a run are too many registers.
 template <int NT, int Bits>
 __device__ __forceinline__ void score_codes(float (&scores)[NT][4], const uint8_t* const (&rows)[2], MlaUnit unit,
@@ -82,13 +91,7 @@ __device__ __forceinline__ void score_codes(float (&scores)[NT][4], const uint8_
 #pragma unroll
     for (int i = 0; i < 2; i++) scale[i] = scale_from_byte(rows[i][unit.affine]) * code_unit<Bits>;
     float of[of_run ? NT : 1][4] = {};
-    auto& sums = [&]() -> auto& {
-        if constexpr (of_run) {
-            return of;
-        } else {
-            return scores;
-        }
-    }();
+    auto& sums = one_of<of_run>(of, scores);
 #pragma unroll 1
     for (int u = 0; u < n_units; u++) {
         uint32_t words[2][KeyCodes<Bits>::n_words];
