@@ -126,7 +126,7 @@ void read_recurrence(const GgufFile& file, HParams& h) {
     }
 }
 
-// Of files that do not say it. usual: without experts.
+// The default for files that do not say it. usual: without experts.
 int expert_width(const GgufFile& file, int usual) {
     for (const TensorInfo& info : file.tensors()) {
         if (info.n_dims == 3 && info.name.ends_with(".ffn_up_exps.weight")) return static_cast<int>(info.ne[1]);

@@ -39,7 +39,7 @@ struct DeltaNetWeights {
 DeltaNetWeights load_delta_net(const FileTensors& tensors, const DeltaNetSizes& sizes, int n_embd,
                                const std::string& blk);
 
-// Of weights that have been placed: makes `merged` of those that have one type and lie beside each other. ctx: where it lives.
+// Makes `merged` from placed weights that have one type and lie side by side. ctx: where it lives.
 void merge_inputs(ggml_context* ctx, DeltaNetWeights& weights);
 
 }  // namespace lkv

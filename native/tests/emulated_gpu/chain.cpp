@@ -21,7 +21,7 @@ namespace {
 
 constexpr int none = -1;
 
-// Of an allocation.
+// An allocation, and which of its pages the chain has written.
 struct Pages {
     size_t bytes;
     int device;

@@ -19,12 +19,13 @@ void remove_pages(char* begin);
 
 // From now on writes to this device's memory are noted, until the chain ends.
 void continue_chain(int device);
-// All of it has been written.
+// Every kernel of the chain has ended.
 void end_chain();
 void end_chain_of_others(int device);
 
-// Of the memory that the chain has written what was there before; nobody may write. Then what is there now.
+// Memory that the chain has written shows what it held before, and nobody may write to it.
 void show_old();
+// It shows what it holds now.
 void show_present();
 
 }  // namespace emulated
