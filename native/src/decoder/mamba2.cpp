@@ -1,17 +1,14 @@
 #include "decoder/mamba2.h"
 
 #include "base/error.h"
+#include "decoder/number.h"
 
 namespace lkv {
 
 Mamba2Sizes read_mamba2(const GgufFile& file, const std::string& architecture) {
     const std::string dot = architecture + ".ssm.";
     const auto need = [&](const char* name, int64_t low, int64_t high) {
-        const int64_t value = file.get_u32(dot + name);
-        if (value < low || value > high) {
-            fail(dot + name, "expected a value from ", low, " to ", high, "; got ", value);
-        }
-        return static_cast<int>(value);
+        return number_within(file, dot + name, low, high);
     };
     Mamba2Sizes sizes;
     sizes.d_conv = need("conv_kernel", 2, 16);

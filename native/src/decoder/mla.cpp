@@ -1,6 +1,7 @@
 #include "decoder/mla.h"
 
 #include "base/error.h"
+#include "decoder/number.h"
 
 namespace lkv {
 
@@ -10,9 +11,7 @@ MlaSizes read_mla(const GgufFile& file, const std::string& architecture) {
     MlaSizes sizes;
     if (file.find_u32(of_attention + "kv_lora_rank").value_or(0) == 0) return sizes;
     const auto need = [&](const std::string& key, int64_t low, int64_t high) {
-        const int64_t value = file.get_u32(key);
-        if (value < low || value > high) fail(key, "expected a value from ", low, " to ", high, "; got ", value);
-        return static_cast<int>(value);
+        return number_within(file, key, low, high);
     };
     const bool older =
         !file.has(of_attention + "key_length_mla");  // where these lengths are a head's own, and factors are joined

@@ -118,6 +118,19 @@ class DeltaNetSizes:
         each head of V."""
         return (self.kernel - 1) * self.channels + self.inner * self.width
 
+    def shapes(self, n_embd: int) -> dict[str, tuple[int, ...]]:
+        """Role -> shape."""
+        rows = {"attn_qkv": self.channels, "attn_gate": self.inner}
+        rows |= {"ssm_ba": 2 * self.n_v, "ssm_beta": self.n_v, "ssm_alpha": self.n_v}
+        return {
+            **{f"{stem}.weight": (n, n_embd) for stem, n in rows.items()},
+            "ssm_conv1d.weight": (self.channels, self.kernel),
+            "ssm_dt.bias": (self.n_v,),
+            "ssm_a": (self.n_v,),
+            "ssm_norm.weight": (self.width,),
+            "ssm_out.weight": (n_embd, self.inner),
+        }
+
     def tiled(self, width: int) -> NDArray[np.int64]:
         """Rows of a checkpoint, which has value heads beside those that share their keys, in file order:
         first a head of every key head, then the next of each. width: rows of a head."""
@@ -149,19 +162,7 @@ _KINDS: dict[str, type[DeltaNetSizes] | type[Mamba2Sizes]] = {
 
 def shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Role -> shape, of the tensors of a recurrent layer."""
-    of = sizes(spec)
-    if isinstance(of, Mamba2Sizes):
-        return of.shapes(spec.n_embd)
-    rows = {"attn_qkv": of.channels, "attn_gate": of.inner}
-    rows |= {"ssm_ba": 2 * of.n_v, "ssm_beta": of.n_v, "ssm_alpha": of.n_v}
-    return {
-        **{f"{stem}.weight": (n, spec.n_embd) for stem, n in rows.items()},
-        "ssm_conv1d.weight": (of.channels, of.kernel),
-        "ssm_dt.bias": (of.n_v,),
-        "ssm_a": (of.n_v,),
-        "ssm_norm.weight": (of.width,),
-        "ssm_out.weight": (spec.n_embd, of.inner),
-    }
+    return sizes(spec).shapes(spec.n_embd)
 
 
 def check_pattern(spec: ModelSpec, where: str, has: Callable[[str, int], bool]) -> None:

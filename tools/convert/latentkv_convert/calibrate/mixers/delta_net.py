@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ...errors import ConvertError, need
 from ...ir import ModelSpec
 from ...source.recurrent import DeltaNetSizes
+from .recurrence import recurrence
 
-_WHERE = "transformers.models.qwen3_next.modeling_qwen3_next"
+_RECURRENCE = ("qwen3_next.modeling_qwen3_next", "torch_chunk_gated_delta_rule")
 
 
 def mixed(live: Any, spec: ModelSpec, x: Tensor) -> Tensor:
@@ -29,7 +29,7 @@ def mixed(live: Any, spec: ModelSpec, x: Tensor) -> Tensor:
     else:
         q, k = (part.repeat(1, 1, shared, 1) for part in (q, k))
     decay = live.ssm_a.weight * functional.softplus(alpha + live.ssm_dt.bias)
-    mixed = _rule()(q, k, v, g=decay, beta=beta.sigmoid(), use_qk_l2norm_in_kernel=True)[0]
+    mixed = recurrence(*_RECURRENCE)(q, k, v, g=decay, beta=beta.sigmoid(), use_qk_l2norm_in_kernel=True)[0]
     gate = live.attn_gate(x).unflatten(-1, (-1, width))
     output: Tensor = live.ssm_out((live.ssm_norm(mixed) * functional.silu(gate)).flatten(2))
     return output
@@ -49,18 +49,6 @@ def _gates(live: Any, x: Tensor, n_k: int) -> tuple[Tensor, Tensor]:
         return live.ssm_beta(x), live.ssm_alpha(x)
     beta, alpha = live.ssm_ba(x).unflatten(-1, (n_k, -1)).chunk(2, dim=-1)
     return beta.flatten(2), alpha.flatten(2)
-
-
-def _rule() -> Any:
-    """Raises:
-    ConvertError: transformers has no delta rule.
-    """
-    need("transformers")
-    try:
-        from transformers.models.qwen3_next import modeling_qwen3_next
-    except ImportError as error:
-        raise ConvertError("convert", f"a transformers with {_WHERE}", str(error), "upgrade it") from None
-    return modeling_qwen3_next.torch_chunk_gated_delta_rule
 
 
 class Numbers(nn.Module):

@@ -8,12 +8,12 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional
 
-from ...errors import ConvertError, need
 from ...ir import ModelSpec
 from ...source.recurrent import Mamba2Sizes
 from .delta_net import convolved
+from .recurrence import recurrence
 
-_WHERE = "transformers.models.granitemoehybrid.modeling_granitemoehybrid"
+_RECURRENCE = ("granitemoehybrid.modeling_granitemoehybrid", "mamba2_chunk_scan")
 _CHUNK = 64  # tokens whose products with each other are computed together
 
 
@@ -24,7 +24,7 @@ def mixed(live: Any, spec: ModelSpec, x: Tensor) -> Tensor:
     parts = convolved(rows, live.ssm_conv1d).split((sizes.inner, sizes.shared, sizes.shared), dim=-1)
     counts = (sizes.heads, sizes.groups, sizes.groups)
     heads, writes, reads = (part.unflatten(-1, (n, -1)) for part, n in zip(parts, counts, strict=True))
-    mixed = _scan()(
+    mixed = recurrence(*_RECURRENCE)(
         heads,
         step,
         live.ssm_a.weight[:, 0],
@@ -40,15 +40,3 @@ def mixed(live: Any, spec: ModelSpec, x: Tensor) -> Tensor:
     normed = functional.rms_norm(groups, groups.shape[-1:], eps=norm.eps) * norm.weight
     output: Tensor = live.ssm_out(normed.flatten(2))
     return output
-
-
-def _scan() -> Any:
-    """Raises:
-    ConvertError: transformers has no such recurrence.
-    """
-    need("transformers")
-    try:
-        from transformers.models.granitemoehybrid.modeling_granitemoehybrid import mamba2_chunk_scan
-    except ImportError as error:
-        raise ConvertError("convert", f"a transformers with {_WHERE}", str(error), "upgrade it") from None
-    return mamba2_chunk_scan
