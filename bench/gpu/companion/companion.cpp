@@ -162,9 +162,7 @@ Companion::Found Companion::now() {
 }
 
 // Between two steps of the program, which waits meanwhile: what reads lightly gets now.
-double Companion::light() try {
-    return moved(false, multiprocessors(), 45);
-} catch (const std::exception& problem) {
+double Companion::light() try { return moved(false, multiprocessors(), 45); } catch (const std::exception& problem) {
     leave(problem);
 }
 
