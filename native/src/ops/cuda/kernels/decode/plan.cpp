@@ -153,9 +153,10 @@ const char* take(const Request& request, Plan& a) {
     // K rebuild from 64 channels: sixteen warps share one set of tables where they fit
     constexpr Choice choices[] = {{32, 2, 16, 1}, {32, 1, 16, 1}, {16, 2, 16, 1}, {16, 1, 16, 1}, {32, 3, 8, 2},
                                   {32, 2, 8, 2},  {16, 3, 8, 2},  {16, 2, 8, 2},  {32, 3, 8, 1},  {16, 4, 8, 1},
-                                  {16, 3, 8, 1},  {16, 2, 8, 1},  {16, 1, 8, 1}};
+                                  {16, 3, 8, 1},  {16, 2, 8, 1},  {16, 1, 8, 1},  {16, 2, 4, 1}};
     const auto allowed = [&](const Choice& choice) {
         return !((choice.warps > n_warps && (a.rebuild == 0 || blocks > 1)) ||
+                 (choice.warps < n_warps && !apart) ||      // many thread blocks at work make up for it
                  (choice.stages == 1 && a.rebuild == 0) ||  // a direct K is copied a tile ahead
                  // registers of one thread block fill the multiprocessor
                  (choice.resident == 2 && blocks > (a.rebuild != 0 ? 1 : 2)) ||

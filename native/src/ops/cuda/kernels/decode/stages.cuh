@@ -99,7 +99,7 @@ template <int KB, int VB, int MT, int Kind, KPath Path, bool Apart>
 struct DecodeWarp {
     static constexpr bool rebuilds = Path == KPath::rebuilt;
     static constexpr bool in_blocks = Path == KPath::blocks;
-    static constexpr int fixed_threads = (rebuilds && KB == 1) || in_blocks ? 0 : n_threads;
+    static constexpr int fixed_threads = (rebuilds && KB == 1) || in_blocks || Apart ? 0 : n_threads;
     static constexpr int tile = 16 * MT;
     static constexpr bool stock = is_stock_kind(Kind);
     static constexpr bool judges = in_blocks || stock;  // f16 rows wait for memory, not for masks
