@@ -273,10 +273,6 @@ def config_of(stock: Stock) -> dict[str, Any]:
 
 
 def _experts_of(stock: Stock) -> dict[str, Any]:
-    if not stock.has("ffn_gate_up_exps.weight"):
-        raise ConvertError(
-            stock.where, "gate and up of experts in one tensor, ffn_gate_up_exps.weight", "none"
-        )
     return {
         "enable_moe_block": True,
         "num_experts": stock.whole("expert_count", 2, 4096),
