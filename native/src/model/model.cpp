@@ -79,6 +79,11 @@ void Model::load_tensors() {
         layers_.push_back(load_layer(tensors_, h, cache_spec_.layers[static_cast<size_t>(il)], il));
         factor_bytes_ += lkv::factor_bytes(layers_.back());
     }
+    if (const std::string name = tensors_.unread(h.n_layer); !name.empty()) {
+        const char* const hint =
+            name.ends_with(".scale") ? ", a factor of NVFP4 weights; use a file of another quantization" : "";
+        fail("gguf", "expected tensors of the ", h.architecture, " architecture; got ", name, hint);
+    }
     token_rows_ = static_cast<const char*>(token_embd_->data);
     place_weights();
 }

@@ -17,6 +17,9 @@ void Session::attach_states() {
                                                       model_->memory(stage.run));
         if (stage.on_gpu()) {
             stage.states->copy_by([gpu = stage.gpu.get()](auto pieces) { return gpu->copy(pieces); });
+            // of one sequence, and the one that is made before an older one goes
+            constexpr size_t n = SequenceState::copies_of_sequence + 1;
+            if (stage.states->slot_bytes() > 0) stage.gpu->reserve_copies(n, stage.states->slot_bytes());
         }
         memories.push_back(stage.states.get());
     }

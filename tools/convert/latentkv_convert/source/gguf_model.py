@@ -21,6 +21,7 @@ _OURS = "latentkv."
 # What a plain file of ours says; any other key belongs to a latent cache.
 _PLAIN = {KEYS[name] for name in ("version", "source_method", "source_recipe", "rope_dynamic_factor")}
 _FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+_NVFP4 = (".scale", ".input_scale")  # factors of weights and of their inputs
 _FUSED = "ffn_gate_up_exps.weight"
 _NUMBERS = {
     "rope.scaling.attn_factor": limits.ATTENTION_FACTOR,
@@ -235,7 +236,8 @@ def _check_tensors(parts: GgufParts, spec: ModelSpec, where: str) -> None:
     known = {*expected, *spec.extra_tensors, *behind(parts, spec)}
     for name in parts.names():
         if name not in known:
-            raise ConvertError(where, f"tensors of the {spec.gguf_arch} architecture", name)
+            hint = "use a file of another quantization" if name.endswith(_NVFP4) else ""
+            raise ConvertError(where, f"tensors of the {spec.gguf_arch} architecture", name, hint)
 
 
 def _shape(spec: ModelSpec, role: str, layer: int = 0) -> tuple[int, ...]:
