@@ -10,8 +10,8 @@ import numpy as np
 
 from .. import limits
 from ..errors import ConvertError
-from ..ir import F32, BlockSpec, ModelSpec, TensorRole
-from ..schema import KEYS
+from ..ir import F32, ModelSpec, TensorRole
+from ..schema import BLOCK_KEYS, KEYS
 from . import archs, gguf_block, recurrent
 from .archs import mla
 from .gguf_parts import GgufParts
@@ -21,6 +21,7 @@ _OURS = "latentkv."
 # What a plain file of ours says; any other key belongs to a latent cache.
 _PLAIN = {KEYS[name] for name in ("version", "source_method", "source_recipe", "rope_dynamic_factor")}
 _FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+_NVFP4 = (".scale", ".input_scale")  # factors of weights and of their inputs
 _FUSED = "ffn_gate_up_exps.weight"
 _NUMBERS = {
     "rope.scaling.attn_factor": limits.ATTENTION_FACTOR,
@@ -48,9 +49,8 @@ def model_spec(parts: GgufParts, where: str) -> ModelSpec:
     ConvertError: another architecture, a latent cache, or tensors that the keys do not promise.
     """
     values = {name: value.plain() for name, value in parts.values.items()}
-    block_keys = {KEYS[f"block_{name}"] for name in BlockSpec.__dataclass_fields__}
     for key in values:
-        if key.startswith(_OURS) and key not in _PLAIN | block_keys:
+        if key.startswith(_OURS) and key not in _PLAIN | set(BLOCK_KEYS.values()):
             raise ConvertError(
                 where, "full K and V", f"a latent cache ({key})", "convert what it was made of"
             )
@@ -236,7 +236,8 @@ def _check_tensors(parts: GgufParts, spec: ModelSpec, where: str) -> None:
     known = {*expected, *spec.extra_tensors, *behind(parts, spec)}
     for name in parts.names():
         if name not in known:
-            raise ConvertError(where, f"tensors of the {spec.gguf_arch} architecture", name)
+            hint = "use a file of another quantization" if name.endswith(_NVFP4) else ""
+            raise ConvertError(where, f"tensors of the {spec.gguf_arch} architecture", name, hint)
 
 
 def _shape(spec: ModelSpec, role: str, layer: int = 0) -> tuple[int, ...]:
