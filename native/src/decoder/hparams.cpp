@@ -212,6 +212,8 @@ HParams read_hparams(const GgufFile& file) {
     if (has_only_experts(h.block.ffn) || h.block.ffn == Ffn::gated_and_experts) {
         h.n_expert = need("expert_count", 2, 4096);
         h.n_expert_used = need("expert_used_count", 1, h.n_expert);
+        const int narrow = read("moe_latent_size", 0, 1 << 20, 0);
+        h.n_embd_expert = narrow > 0 ? narrow : h.n_embd;
         const int n_ff = h.n_ff;
         h.n_ff = read(own_ff, 1, 1 << 22, expert_width(file, h.n_ff));
         const int n_shared = read("expert_shared_count", 0, 256, -1);

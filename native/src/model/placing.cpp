@@ -69,7 +69,7 @@ std::vector<ggml_backend_buffer_ptr> interleave(std::span<const LayerWeights> la
               l.mla.q,         l.mla.q_a,          l.mla.q_b,        l.mla.kv_a,         l.attn_k_a,    l.attn_v_a,
               l.delta_net.qkv, l.delta_net.packed, l.delta_net.gate, l.delta_net.output, l.ffn_gate,    l.ffn_up,
               l.ffn_down,      l.shared_gate,      l.shared_up,      l.shared_down,      l.dense_gate,  l.dense_up,
-              l.dense_down,    l.mamba2.input,     l.mamba2.output}) {
+              l.dense_down,    l.mamba2.input,     l.mamba2.output,  l.experts_in,       l.experts_out}) {
             if (weight == nullptr || !ggml_is_quantized(weight->type)) continue;
             const ggml_backend_buffer_type_t type = interleaved_type(device, weight);
             if (type == nullptr) continue;
