@@ -3,10 +3,10 @@
     python bench/gpu/consumer.py rtx4090 -- python bench/gpu/beside.py 8b.gguf=f16 8b-14.gguf --depths 0,16384
 
 What memory gives beside readers drifts (consumer.py), so programs that run one after the other do not see
-the same card. Here every cache has its session, filled to the same depth, and at each depth they take turns.
-Before and after a round of turns the companion is asked what a light reader gets. A round whose answers differ
-by more than --drift, from each other or from the first at this depth, is thrown away and taken again. The cache
-type stands behind =; without it the cache is as the file says.
+the same card. Here every cache has its session, filled to the same depth, and at each depth they take
+turns. Before and after a round of turns the companion is asked what a light reader gets. A round whose
+answers differ by more than --drift, from each other or from the first at this depth, is thrown away and
+taken again. The cache type stands behind =; without it the cache is as the file says.
 """
 
 from __future__ import annotations

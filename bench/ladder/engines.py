@@ -46,7 +46,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("models", nargs="+", metavar="NAME=RESULT")
-    parser.add_argument("--save", metavar="NAME", required=True, help="writes bench/results/llama-cpp/NAME.json")
+    parser.add_argument(
+        "--save", metavar="NAME", required=True, help="writes bench/results/llama-cpp/NAME.json"
+    )
     args = parser.parse_args()
     results = []
     for each in args.models:

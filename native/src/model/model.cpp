@@ -130,9 +130,12 @@ void Model::place_weights() {
         const char* const holds = run.end_layer == hparams_.n_layer ? " and the output" : "";
         gpu_buffers_.push_back(move_to_gpu(weights_of(run), run, memory(run), holds));
     }
-    merged_ = tensor_context(ggml_tensor_overhead() * (layers_.size() + 1));
     if (!weight_factors_.empty()) return;  // of each input's own
-    for (LayerWeights& l : std::span(layers_).subspan(n_host)) merge_inputs(merged_.get(), l.delta_net);
+    merged_ = tensor_context(ggml_tensor_overhead() * (layers_.size() + 1));
+    for (LayerWeights& l : std::span(layers_).subspan(n_host)) {
+        if (!l.recurrent) continue;
+        if (auto* const net = std::get_if<DeltaNetWeights>(&*l.recurrent)) merge_inputs(merged_.get(), *net);
+    }
 }
 
 ggml_backend_buffer_type_t Model::memory(const LayerRun& run) const {
@@ -164,7 +167,8 @@ std::vector<ggml_tensor*> Model::weights_of(const LayerRun& run) const {
     std::erase_if(found, [&](const ggml_tensor* weight) { return run_of(weight) != &run; });
     // what one product may take comes one after the other
     for (const LayerWeights& l : std::span(layers_).subspan(static_cast<size_t>(n_host_layers()))) {
-        for (ggml_tensor* const weight : l.delta_net.inputs()) {
+        if (!l.recurrent) continue;
+        for (ggml_tensor* const weight : std::visit([](const auto& own) { return own.inputs(); }, *l.recurrent)) {
             if (std::erase(found, weight) > 0) found.push_back(weight);
         }
     }

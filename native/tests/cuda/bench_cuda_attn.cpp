@@ -2,7 +2,7 @@
 // bandwidth measured first.   bench_cuda_attn [depth …] [--tokens N] [--only TEXT …] [--kernel NAME] [--expand HOW] [--by-warp] [--cold]
 // [--general]
 //
-// --only: rows whose "model path format" contains one of the texts. --tokens: decode (1) or a ubatch (512) alone.
+// --only: rows whose "model path format" contains one of the texts. --tokens: so many alone, in place of one and of 512.
 // --kernel: the kernel of that name in place of the planned one; rows that it does not take are left out. --expand units, chunks: as for rows
 // that are decoded so, where the plan says warpgroups.
 // --cold: a copy of 64 MiB before every layer, as a layer's weights displace caches, its own time taken off.
@@ -434,8 +434,7 @@ int main(int argc, char** argv) {
         };
     }
     const char* separator = "\n";
-    for (const int n_tokens : {1, 512}) {
-        if (only_tokens != 0 && n_tokens != only_tokens) continue;
+    for (const int n_tokens : only_tokens != 0 ? std::vector{only_tokens} : std::vector{1, 512}) {
         for (const Shape& shape : shapes) {
             for (const int depth : depths) {
                 if (n_tokens > 1 && depth != 16384) continue;

@@ -46,7 +46,7 @@ def steps(
     entries = spec.n_vocab * (2 * spec.n_embd / _PRODUCT[reduced] + _ENTRY)
     back = 2 * 2 * weights / _PRODUCT[reduced] + _SCORE_BACK * scores + entries
     check = 2 * weights / _PRODUCT[False] + 1.5 * _SCORE * DEEP * scores
-    deep = min(DEEP * window, spec.n_ctx)
+    deep = deep_window(window, spec.n_ctx)
     read = 1.0 + weights / _BYTES
     found = [(READ, read)] if needs else []
     for name in needs:
@@ -72,6 +72,12 @@ def steps(
     if recipe.finetune is not None:
         found.append((TRAIN, recipe.finetune.steps * 2048 * 3 * up))
     return [*found, (WRITE, 1.0 + weights / _BYTES)]
+
+
+def deep_window(window: int, n_ctx: int) -> int:
+    """Tokens of the windows that a plan is run on. Past half of its context a model may never have read
+    (models/demo has not), and what is lost there says nothing."""
+    return max(window, min(DEEP * window, n_ctx // 2))
 
 
 def n_weights(source: Source) -> int:

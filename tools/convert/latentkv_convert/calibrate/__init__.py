@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..compute.arithmetic import model_arithmetic, multiplies_bf16
-from ..course import DEEP
+from ..course import deep_window
 from ..ir import Array
 from ..recipe import Recipe
 from ..source.source import Source
@@ -90,7 +90,9 @@ class Passes:
 
     def sample(self, name: str) -> Sample:
         n_tokens, window = self.module(name).sample(self.recipe)
-        size, deep = (min(each, self.source.spec.n_ctx) for each in (window, DEEP * window))
+        n_ctx = self.source.spec.n_ctx
+        size = min(window, n_ctx)
+        deep = deep_window(size, n_ctx)
         return Sample.draw(self.text, n_tokens, size, self.recipe.seed, deep, self.other)
 
     def key(self, name: str, sample: Sample, *settings: object) -> str:

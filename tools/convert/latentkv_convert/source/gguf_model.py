@@ -10,8 +10,8 @@ import numpy as np
 
 from .. import limits
 from ..errors import ConvertError
-from ..ir import F32, BlockSpec, ModelSpec, TensorRole
-from ..schema import KEYS
+from ..ir import F32, ModelSpec, TensorRole
+from ..schema import BLOCK_KEYS, KEYS
 from . import archs, gguf_block, recurrent
 from .archs import mla
 from .gguf_parts import GgufParts
@@ -48,9 +48,8 @@ def model_spec(parts: GgufParts, where: str) -> ModelSpec:
     ConvertError: another architecture, a latent cache, or tensors that the keys do not promise.
     """
     values = {name: value.plain() for name, value in parts.values.items()}
-    block_keys = {KEYS[f"block_{name}"] for name in BlockSpec.__dataclass_fields__}
     for key in values:
-        if key.startswith(_OURS) and key not in _PLAIN | block_keys:
+        if key.startswith(_OURS) and key not in _PLAIN | set(BLOCK_KEYS.values()):
             raise ConvertError(
                 where, "full K and V", f"a latent cache ({key})", "convert what it was made of"
             )

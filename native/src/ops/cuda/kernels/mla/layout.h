@@ -58,8 +58,6 @@ struct MlaPlan {
     int32_t late_parts;   // of n_split, the last ones: where another kernel runs first, see MlaSteps
     int32_t scaled;       // 1: V of a region is in rows whose groups have scales
     int32_t bare;         // 1: one region, all of whose rows do, and 16 query rows at most (bare_kernel.cuh)
-    int32_t
-        apart;  // above 0: a thread block has one token's rows, and reads that token's OwnSteps; parts of all tokens between them
     MlaKeys keys;
 };
 

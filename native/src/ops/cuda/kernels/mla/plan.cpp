@@ -113,10 +113,10 @@ const char* plan_mla_rows(const Request& request, Plan& a, MlaPlan& plan) {
             return std::clamp(multiprocessors / row_blocks / items, 1, most_parts);
         };
         if (apart) {  // see ApartShares; beside full rows the last ones wait
-            a.n_split = plan.apart = parts(device.n_multiprocessors);
+            a.n_split = a.apart = parts(device.n_multiprocessors);
             // a token of many may not have all parts, whose sums all have room for
             if (a.n_tokens > most_counted_tokens) {
-                a.n_split = std::min(plan.apart, std::max(8, 4 * plan.apart / a.n_tokens));
+                a.n_split = std::min(a.apart, std::max(8, 4 * a.apart / a.n_tokens));
             }
             return nullptr;
         }
@@ -157,10 +157,9 @@ cudaError_t finish(const Plan& plan, const CutProblem* full, cudaStream_t stream
 }
 
 // Nothing merges its parts: that would be set up while it runs, and keep multiprocessors from the real one (8B, joint latents: 330 tokens/s at
-// depth 0 without it, 320 with it). Steps of several sequences are real ones.
+// depth 0 without it, 320 with it).
 std::optional<Plan> warm_up(const Plan& plan) {
     MlaPlan mla = plan.as<MlaPlan>();
-    if (mla.apart != 0) return std::nullopt;
     Plan of = warm_up_plan(plan, items_of_group(plan), plan.n_regions);
     mla.late_parts = 0;
     of.keep(mla);

@@ -21,6 +21,7 @@ from ...stock import Stock
 from .. import FULL, LOCAL, expert_keys, layer_types, llama, local_layers, require, ropes_by_kind
 from . import gemma3_text
 
+OTHER_TYPES = ("gemma4_unified",)
 STOCK_KEYS = ("final_logit_softcapping", "expert_count", "expert_used_count")
 TEXT_PREFIX = "model.language_model"
 TINY: dict[str, Any] = {
