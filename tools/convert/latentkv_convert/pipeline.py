@@ -58,6 +58,10 @@ def _converted(recipe: Recipe) -> report.Report:
     needs = method.needs or (("activations",) if important else ())
     n_choices = len(getattr(method, "groupings", ("one",)))
     steps = course.steps(recipe, source, needs, getattr(method, "n_checked", 0), n_choices)
+    if needs and recipe.device != "cpu":  # before a text is read for it
+        from .calibrate.stream import torch_device  # imports torch
+
+        torch_device(recipe.device)
     with Whole(steps) as whole:
         whole.begin(course.READ if needs else course.CHOOSE)
         stats, sample = calibrate.collect(method.needs, recipe, source, important)

@@ -20,7 +20,7 @@ from ..compute.arithmetic import model_arithmetic, multiplies_bf16
 from ..ir import Array
 from ..recipe import Recipe
 from ..source.source import Source
-from .sample import Encoded, Sample, encode, read_text
+from .sample import Encoded, Sample, encode, read_texts
 from .saved.journal import Journal
 from .saved.store import Layers, Pass, Store
 
@@ -61,8 +61,8 @@ def collect(
 
 def _text(recipe: Recipe, source: Source) -> str:
     """What --calib names, or the mix."""
-    if recipe.calib is not None:
-        return read_text(recipe.calib)
+    if recipe.calib:
+        return read_texts(recipe.calib)
     from .text import chats, mix
 
     own = "--calib FILE fits the file to a text of yours"
