@@ -4,7 +4,7 @@ names."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from latentkv import ranges
@@ -107,6 +107,12 @@ class SessionOptions(CachePolicy, RowFormats):
         if options["recent_ratio"] != -1:
             options["recent_ratio"] = ranges.RATIO.check("recent_ratio", options["recent_ratio"])
         return cls.of(options)
+
+    def reference(self, kv: str) -> SessionOptions:
+        """The same sizes and threads with another cache: which tokens it keeps exact or evicts is its own
+        affair."""
+        others = {each.name: each.default for of in (RowFormats, CachePolicy) for each in fields(of)}
+        return replace(self, **{**others, "kv": kv, "kv_budget": None})
 
     def keys(self) -> list[str]:
         return [name for name, default in _DEFAULTS.items() if getattr(self, name) != default]

@@ -13,7 +13,7 @@ import pytest
 from latentkv.cli import commands
 from latentkv.cli._errors import one_line
 from latentkv.cli._table import markdown
-from latentkv.quantities import bytes_text, count_text
+from latentkv.quantities import bytes_text, count_text, digits
 
 
 def test_help_lists_every_command(run: Any) -> None:
@@ -265,6 +265,9 @@ def test_closed_pipe_is_quiet(latent_gguf: Path) -> None:
 
 
 def test_numbers_for_people() -> None:
+    assert [digits(n, 2) for n in (0, 1.2e-5, 0.0038, 0.25, 1.5, 120)] == [
+        *("0", "0.000012", "0.0038", "0.25", "1.5", "120")
+    ]
     assert [bytes_text(n) for n in (0, 1023, 8192, 17_000_000, 5 << 30)] == [
         "0 B", "1023 B", "8.00 KiB", "16.2 MiB", "5.00 GiB",
     ]  # fmt: skip

@@ -249,9 +249,10 @@ def _require_method(parser: Parser, method: str, argv: Sequence[str]) -> None:
             continue
         theirs = [other for other in methods.names() if name in options_of(other)]
         if theirs:
-            instead = "; choose the size by --kv-budget" if name == "--keep" else ""
             wanted = f"--method {theirs[0]}" if len(theirs) == 1 else f"a method of {', '.join(theirs)}"
-            raise ConvertError(name, wanted, f"--method {method}{instead}")
+            if (name, method) == ("--keep", DEFAULT_METHOD):
+                wanted = "--kv-budget SIZE, or a method that keeps a share of the dimensions (--method palu)"
+            raise ConvertError(name, wanted, f"--method {method}")
 
 
 def options_of(method: str) -> set[str]:
