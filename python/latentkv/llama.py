@@ -134,7 +134,7 @@ class Llama(OpenAICalls):
         utf8(self.model_path, "model_path")
         self.latent_path = None if latent_path is None else str(latent_path)
         utf8(self.latent_path or "", "latent_path")
-        self.last_n_tokens_size = ranges.PENALTY_LAST_N.check("last_n_tokens_size", last_n_tokens_size)
+        self.last_n_tokens_size = ranges.PENALTY_WINDOW.check("last_n_tokens_size", last_n_tokens_size)
         self.verbose = verbose
         self.draft_model = draft_model
         self.spm_infill = spm_infill

@@ -83,11 +83,12 @@ def stop_list(stop: str | Sequence[str] | None) -> list[str]:
     """The `stop` argument of the completion calls as a list."""
     if stop is None:
         return []
-    if isinstance(stop, str):
-        return [stop]
-    if not is_texts(stop):
+    if not isinstance(stop, str) and not is_texts(stop):
         raise expected("stop", "a string, or a list of them", repr(stop))
-    return list(stop)
+    found = [stop] if isinstance(stop, str) else list(stop)
+    for each in found:
+        utf8(each, "stop")
+    return found
 
 
 def is_texts(value: object) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from latentkv import ranges
@@ -60,7 +59,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--repeat-last-n",
-        type=number(replace(ranges.PENALTY_LAST_N, special={-1: "the context"})),
+        type=number(ranges.PENALTY_WINDOW),
         default=64,
         metavar="N",
         help="tokens that penalties look at (default: 64, -1 = the context)",

@@ -50,12 +50,10 @@ def main(argv: Sequence[str]) -> int:
         n_ctx=fit.n_ctx,
         n_batch=max(args.batch_size, args.ubatch_size),
         **options.placement(args, fit),
-        last_n_tokens_size=max(0, args.repeat_last_n),
+        last_n_tokens_size=args.repeat_last_n,
         chat_template=template,
         **fit.options,
     )
-    if args.repeat_last_n < 0:
-        llama.last_n_tokens_size = llama.n_ctx()
     console = Console(color=_COLOR[args.color], quiet=args.quiet)
     if llama.n_ctx() > llama.model.n_ctx_train:
         console.warn(
