@@ -218,6 +218,18 @@ def test_several_texts_are_one(tmp_path: Path) -> None:
         sample.read_texts(recipe.calib)
 
 
+def test_a_forecast_that_nothing_measured_says_so(
+    tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "short.txt"
+    text.write_text(TEXT[:700], encoding="utf-8")
+    words = ["--calib", str(text), "--recent", "16", "--no-plot", "--no-cache"]
+    assert cli.main([str(tiny()), "-o", str(tmp_path / "out.gguf"), *words]) == 0
+    out, err = capsys.readouterr()
+    assert err.count("warning: [--calib] expected two windows of ") == 1
+    assert "nats per token (predicted, not measured: more is lost)" in out
+
+
 def test_missing_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 2
     line = "error: [latentkv convert] expected -o/--output; got none; see latentkv convert --help\n"

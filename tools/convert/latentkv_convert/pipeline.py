@@ -14,7 +14,7 @@ from . import calibrate, course, files, pictures, report
 from .compute.arithmetic import host_threads
 from .errors import Interrupted
 from .ir import Plan
-from .plan import methods, unmeasured
+from .plan import forecast, methods, unmeasured
 from .recipe import Recipe
 from .source.open_source import open_source
 from .weights.encoding import Encoding
@@ -67,6 +67,9 @@ def _converted(recipe: Recipe) -> report.Report:
         whole.begin(course.READ if needs else course.CHOOSE)
         stats, sample = calibrate.collect(method.needs, recipe, source, important)
         importance = stats.pop("activations", None)
+        n_checked = getattr(method, "n_checked", 0)
+        if n_checked and sample is not None:
+            forecast.warn_of_one_window(sample)
         with _resumable(recipe.cache and (bool(stats) or importance is not None)):
             work = Work(
                 source,
@@ -82,7 +85,7 @@ def _converted(recipe: Recipe) -> report.Report:
             )
             plan = methods.planned(method, work)
             check.check_plan(plan, spec)
-            plan = _polished(recipe, work, plan, getattr(method, "n_checked", 0))
+            plan = _polished(recipe, work, plan, n_checked)
             work.kept.clear()
             trained, recovery = _finetuned(recipe, work, plan)
             size, added = _write(recipe, work, plan, trained, own_keys, base)

@@ -185,7 +185,9 @@ class Report:
         lines.append(f"weights: {self.added_weight_bytes / 2**20:+.1f} MiB, the factors")
         if (seen := self.plan.forecast) is not None:
             error = "" if math.isnan(seen.error) else f" ± {digits(seen.error, 1)}"
-            held = f"measured on {seen.n_windows} held-back window{'s' * (seen.n_windows != 1)}"
+            held = "predicted, not measured: more is lost"
+            if seen.n_windows:
+                held = f"measured on {seen.n_windows} held-back window{'s' * (seen.n_windows != 1)}"
             lines.append(f"expected divergence: {digits(seen.kld, 2)}{error} nats per token ({held})")
         if (trained := self.plan.polished) is not None:
             of = f"factors of step {trained.kept} of {trained.steps}"
