@@ -19,6 +19,7 @@ import pytest
 from conftest import ROOT, TEXT, tensors
 from latentkv_convert import cli, report
 from latentkv_convert.calibrate import sample
+from latentkv_convert.calibrate.saved import store
 from latentkv_convert.errors import ConvertError
 from latentkv_convert.source import archs
 from latentkv_convert.weights.encoding import Encoding
@@ -228,6 +229,24 @@ def test_a_forecast_that_nothing_measured_says_so(
     out, err = capsys.readouterr()
     assert err.count("warning: [--calib] expected two windows of ") == 1
     assert "nats per token (predicted, not measured: more is lost)" in out
+
+
+def test_the_environment_of_a_notebook() -> None:
+    code = "from latentkv_convert import pictures; pictures.check_plot()"
+    environment = os.environ | {"MPLBACKEND": "none such", "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=120)
+
+
+def test_a_cache_folder_is_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for base in ("", "relative/cache"):
+        monkeypatch.setenv("XDG_CACHE_HOME", base)
+        assert store.cache_root() == tmp_path / ".cache/latentkv"
+
+
+def test_an_output_that_no_runtime_could_open(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    line = refused(capsys, ["source"], tmp_path / "a\udcff.gguf")
+    assert line.startswith("error: [-o] expected UTF-8; got byte 0xff at offset ")
 
 
 def test_missing_arguments(capsys: pytest.CaptureFixture[str]) -> None:

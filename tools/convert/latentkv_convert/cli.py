@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from latentkv.console.arguments import Parser
+from latentkv.console.arguments import Parser, text
 from latentkv.console.printable import printable
 from latentkv.console.terminal import show
 from latentkv.errors import LatentKVError
@@ -58,7 +58,9 @@ def build_parser(method: str, prog: str) -> Parser:
         "-hf", "--hf-repo", metavar="USER/REPO[:QUANT]", help="instead of SOURCE: a GGUF from huggingface.co"
     )
     parser.add_argument("-hff", "--hf-file", metavar="NAME", help="file of that repository")
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT.gguf", help="file to write")
+    parser.add_argument(
+        "-o", "--output", type=_output, required=True, metavar="OUT.gguf", help="file to write"
+    )
     methods.module(method).add_arguments(parser.add_argument_group(f"size and quality (--method {method})"))
     text = parser.add_argument_group("calibration text")
     text.add_argument(
@@ -173,6 +175,11 @@ def _add_finetune(group: Any) -> None:
         choices=("a", "ab"),
         help="train adapters on A alone, or on A and B (default ab)",
     )
+
+
+def _output(name: str) -> Path:
+    """A name that the runtime opens as well, whose names are UTF-8."""
+    return Path(text(name))
 
 
 def _device(text: str) -> str:
