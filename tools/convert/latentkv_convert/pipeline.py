@@ -14,7 +14,7 @@ from . import calibrate, course, files, pictures, report
 from .compute.arithmetic import host_threads
 from .errors import ConvertError, Interrupted
 from .ir import Plan
-from .plan import methods, unmeasured
+from .plan import forecast, methods, unmeasured
 from .recipe import Recipe
 from .source.open_source import open_source
 from .weights.encoding import Encoding
@@ -61,10 +61,17 @@ def _converted(recipe: Recipe) -> report.Report:
     needs = method.needs or (("activations",) if important else ())
     n_choices = len(getattr(method, "groupings", ("one",)))
     steps = course.steps(recipe, source, needs, getattr(method, "n_checked", 0), n_choices)
+    if needs and recipe.device != "cpu":  # before a text is read for it
+        from .calibrate.stream import torch_device  # imports torch
+
+        torch_device(recipe.device)
     with Whole(steps) as whole:
         whole.begin(course.READ if needs else course.CHOOSE)
         stats, sample = calibrate.collect(method.needs, recipe, source, important)
         importance = stats.pop("activations", None)
+        n_checked = getattr(method, "n_checked", 0)
+        if n_checked and sample is not None:
+            forecast.warn_of_one_window(sample)
         with _resumable(recipe.cache and (bool(stats) or importance is not None)):
             work = Work(
                 source,
@@ -80,7 +87,7 @@ def _converted(recipe: Recipe) -> report.Report:
             )
             plan = methods.planned(method, work)
             check.check_plan(plan, spec)
-            plan = _polished(recipe, work, plan, getattr(method, "n_checked", 0))
+            plan = _polished(recipe, work, plan, n_checked)
             work.kept.clear()
             trained, recovery = _finetuned(recipe, work, plan)
             size, added = _write(recipe, work, plan, trained, own_keys, base)
