@@ -39,7 +39,9 @@ def held_out(model: Path, path: Path) -> None:
     from latentkv_convert.calibrate.text import mix
 
     tokenizer = AutoTokenizer.from_pretrained(model)
-    text = mix.text(lambda messages: tokenizer.apply_chat_template(messages, tokenize=False), held_out=True)
+    text = mix.text(
+        lambda messages: tokenizer.apply_chat_template(messages, tokenize=False), part=mix.HELD_OUT
+    )
     path.write_text(text, encoding="utf-8")
 
 

@@ -166,7 +166,7 @@ class Measurement:
 
     def __init__(self, tokenizer: Any, device: str) -> None:
         text = mix.text(
-            lambda messages: tokenizer.apply_chat_template(messages, tokenize=False), held_out=True
+            lambda messages: tokenizer.apply_chat_template(messages, tokenize=False), part=mix.HELD_OUT
         )
         ids = np.array(tokenizer(text)["input_ids"])
         self.windows = torch.from_numpy(ids[: len(ids) // 1024 * 1024].reshape(-1, 1024)[:MEASURED]).to(

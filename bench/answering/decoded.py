@@ -14,18 +14,21 @@ from numpy.typing import NDArray
 from answering.answers import Cache
 
 STEPS = 16  # of all windows that are scored together
+BLOCK = 256  # tokens of a window whose divergences count as one for the standard error
 PENDING = 8  # slices that wait to be scored while the next ones are decoded
 
 Logits = NDArray[np.float32]
 
 
-def windows_of(model: Any, text: str, n_ctx: int, chunks: int) -> Any:
-    """At most `chunks` windows of `n_ctx` tokens, latentkv.measure.windows.Windows."""
+def windows_of(model: Any, text: str, n_ctx: int, chunks: int, scored: int = 0) -> Any:
+    """At most `chunks` windows of `n_ctx` tokens, latentkv.measure.windows.Windows; of each the last `scored`
+    are decoded (0: the second half)."""
     from latentkv.measure.windows import Windows, llama
 
     bos = model.token_bos() if model.add_bos() else None
     windows = llama(model.tokenize(text.encode(), True, False), n_ctx, bos)
-    return Windows(windows.tokens[:chunks], windows.first)
+    first = n_ctx - 1 - scored if scored else windows.first
+    return Windows(windows.tokens[:chunks], first)
 
 
 def slices(cache: Cache, tokens: NDArray[np.int32], first: int) -> Iterator[Logits]:
@@ -67,7 +70,8 @@ def against(
     parts: Iterator[tuple[int, Logits]], windows: Any, reference: Path, n_vocab: int
 ) -> dict[str, Any]:
     """summary() of logits [steps, windows, n_vocab], each with the first of the windows that they are of; the
-    steps of the same windows follow each other."""
+    steps of the same windows follow each other. The error of the mean divergence is that over blocks of
+    tokens, because neighbours diverge together."""
     from latentkv.measure.divergence import concatenate, score, summary
 
     shape = (windows.scored, len(windows.tokens), n_vocab)
@@ -75,16 +79,29 @@ def against(
     scored: list[Any] = []
     waiting: deque[Future[Any]] = deque()
     done: dict[int, int] = {}  # steps, by the first window
+    windows_of_part: list[NDArray[np.int32]] = []
     with ThreadPoolExecutor(1) as pool:
         for low, logits in parts:
             n_steps, n_windows, _ = logits.shape
             steps = slice(done.get(low, 0), done.get(low, 0) + n_steps)
             done[low] = steps.stop
             these = slice(low, low + n_windows)
+            windows_of_part.append(np.tile(np.arange(low, low + n_windows, dtype=np.int32), n_steps))
             targets = windows.tokens[these, windows.first + 1 :][:, steps].T.ravel()
             other = wanted[steps, these].reshape(-1, n_vocab)
             waiting.append(pool.submit(score, logits.reshape(other.shape), targets, other))
             if len(waiting) > PENDING:
                 scored.append(waiting.popleft().result())
         scored += [each.result() for each in waiting]
-    return summary(concatenate(scored))
+    scores = concatenate(scored)
+    result = summary(scores)
+    result["kld"]["mean_se"] = blocked_error(scores.kld, np.concatenate(windows_of_part))
+    return result
+
+
+def blocked_error(values: NDArray[np.float64], window: NDArray[np.int32]) -> float:
+    """Standard error of the mean of `values` [n], in order within each `window` [n], over blocks of BLOCK
+    neighbours or a few more; a window of fewer is one block."""
+    by_window = [values[window == each] for each in np.unique(window)]
+    means = [part.mean() for own in by_window for part in np.array_split(own, max(1, len(own) // BLOCK))]
+    return float(np.std(means, ddof=1) / np.sqrt(len(means))) if len(means) > 1 else 0.0

@@ -12,12 +12,11 @@ where --report asks for it.
 
 What is in flight decides who gets how much. Beside readers who left a copy 1.0 TB/s of an H200 (44 of 132
 multiprocessors) f16 attention and matrix products with one token had 0.36, as such a light kernel had. So
-the light one counts, and a copy gets more than the card's. On an H200 36 readers left 96 multiprocessors;
-the light kernel had 1.0 TB/s beside one long reading, by which they were chosen, but 0.8 to 1.5 beside the
-bursts around programs. Now readers are chosen by bursts, which has run on no GPU yet.
-Memory answers later than on the card, which no readers can help: llama.cpp decoded 82 tokens/s at
-32768 tokens (8B, Q4_0), where an RTX 4090 makes 98 to 103 (llama.cpp's pull request 17505). Where none leave
-so little, the program is refused; with CONSUMER_ANY=1 it runs all the same.
+the light one counts, and a copy gets more than the card's. On an H200 28 readers, chosen beside bursts,
+left 104 multiprocessors; the light kernel then had 0.7 to 0.85 TB/s for seconds and 1.7 to 2.0 for
+others. So caches are compared by turns in one process (beside.py), which throws rounds away where the
+bandwidth moved. Memory answers later than on the card, which no readers can help. Where none leave so
+little, the program is refused; with CONSUMER_ANY=1 it runs all the same.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Kinds:
         self.folder.mkdir(parents=True, exist_ok=True)
         render = chats.renderer(open_source(self.model))
         self.calib = {kind: mix.text(render, [kind]) for kind in mix.KINDS} | {"all": mix.text(render)}
-        self.held_out = {kind: mix.text(render, [kind], held_out=True) for kind in mix.KINDS}
+        self.held_out = {kind: mix.text(render, [kind], mix.HELD_OUT) for kind in mix.KINDS}
         self.layers = 99 if args.device == "cuda" else 0
 
     def convert(self, on: str) -> tuple[Path, float]:

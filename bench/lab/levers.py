@@ -28,7 +28,7 @@ from inputs import real_models
 from latentkv.plan.kv_budget import parse
 from latentkv_convert import calibrate, cli
 from latentkv_convert.calibrate import head
-from latentkv_convert.calibrate.sample import encode
+from latentkv_convert.calibrate.sample import cut, encode
 from latentkv_convert.compute.arithmetic import host_threads
 from latentkv_convert.fuse import energy
 from latentkv_convert.ir import Plan
@@ -78,7 +78,7 @@ class Levers:
         text = encode(args.file.read_text(encoding="utf-8"), source)
         self.windows = {
             "held": forecast.held_back(sample, args.windows),
-            "other": polish.cut(text, sample.tokens.shape[1])[: args.windows],
+            "other": cut(text, sample.tokens.shape[1])[: args.windows],
         }
         self.exact: dict[bytes, torch.Tensor] = {}  # last outputs of the uncompressed model, by windows
 

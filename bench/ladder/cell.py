@@ -40,6 +40,7 @@ class Job:
     budget: float | None = None  # share of f16
     n_ctx: int = 4096
     chunks: int = 4
+    scored: int = 0  # tokens of a window that are decoded, 0: half
     samples: int = 8  # passages with a hidden number, 0: none
     chars: int = 6000
     answers: int = 64  # 0: none
@@ -98,7 +99,7 @@ def sizes(model: Any, plain: Any, job: Job) -> dict[str, Any]:
 def divergence(cache: answers.Cache, plain: Any, text: str, job: Job) -> dict[str, Any]:
     """Against the reference's logits, which the first job records. It meets itself in groups of half the
     size: what is left between the two is rounding, of which products with quantized weights have much."""
-    windows = decoded.windows_of(plain, text, job.n_ctx, job.chunks)
+    windows = decoded.windows_of(plain, text, job.n_ctx, job.chunks, job.scored)
     reference = Path(job.folder) / "reference.logits"
     if job.is_reference and not reference.exists():
         decoded.record(cache, windows, reference)
@@ -115,7 +116,7 @@ def llama_cpp(plain: Any, job: Job) -> dict[str, Any]:
     other rows against its own f16."""
     kv_k, kv_v = job.options["llama_cpp"]
     text = Path(job.text).read_text(encoding="utf-8")
-    windows = decoded.windows_of(plain, text, job.n_ctx, job.chunks)
+    windows = decoded.windows_of(plain, text, job.n_ctx, job.chunks, job.scored)
     own = Path(job.folder) / "llama-cpp.logits"
 
     def steps(k: str, v: str) -> Iterator[Any]:

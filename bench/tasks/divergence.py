@@ -47,6 +47,7 @@ def parser() -> argparse.ArgumentParser:
     made = command(__doc__)
     made.add_argument("-c", "--ctx-size", type=int, default=4096)
     made.add_argument("--chunks", type=int, default=4, help="windows, decoded together (default 4)")
+    made.add_argument("--scored", type=int, default=0, help="tokens of a window (default: its second half)")
     made.add_argument("--samples", type=int, default=8, help="hidden numbers per depth (default 8)")
     made.add_argument("--f16", action="store_true", help="weights in f16, of the same values")
     made.add_argument("--jobs", type=int, default=1, help="caches beside each other")
@@ -98,6 +99,7 @@ class Measuring:
             options={"kv": kv} if kv else {},
             n_ctx=self.args.ctx_size,
             chunks=self.args.chunks,
+            scored=self.args.scored,
             samples=self.args.samples,
             answers=0,
             again=self.args.chunks > 1,
@@ -135,11 +137,12 @@ class Measuring:
 
     def note(self) -> Iterator[str]:
         args = self.args
+        halves = f"the last {args.scored}" if args.scored else "second halves, behind the first as a prompt"
         weights = "weights in f16" if args.f16 else "its own weights"
         yield (
             f"`{self.source}`, {weights}; the held-out text of `bench/inputs/texts.py` in {args.chunks} "
-            f"windows of {args.ctx_size} tokens: first halves read as a prompt, second ones decoded token by "
-            f"token and scored. KLD in nats per token against f16 rows. Bytes are those of {SERVED} tokens."
+            f"windows of {args.ctx_size} tokens: {halves}, decoded token by token and scored. KLD in nats "
+            f"per token against f16 rows. Bytes are those of {SERVED} tokens."
         )
         if args.chunks > 1:
             yield "The row of f16 is f16 with half as many windows at a time: how products round, no loss."
@@ -154,6 +157,7 @@ def command_line(args: argparse.Namespace) -> str:
     model = args.model if args.model in real_models.MODELS else record.shown(Path(args.model))
     words = ["python", "bench/tasks/divergence.py", model, "--device", args.device]
     words += ["-c", str(args.ctx_size), "--chunks", str(args.chunks), "--samples", str(args.samples)]
+    words += ["--scored", str(args.scored)] if args.scored else []
     words += ["--f16"] if args.f16 else []
     words += ["--save", args.save] if args.save else []
     return shlex.join(words)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from dataclasses import replace
-from math import isnan, nan
+from math import comb, isnan, nan
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     made.add_argument("--parallel", type=int, default=4, help="at a time (default: 4)")
     made.add_argument("--seconds", type=float, default=0, help="of a cache, then the next one is tried")
     made.add_argument("--score", action="store_true", help="ask nothing: score what all caches answered")
+    made.add_argument("--pairs", action="store_true", help="ask nothing: each cache beside f16 on the same")
     made.add_argument("--restart", action="store_true", help="forget earlier answers")
     return made
 
@@ -107,11 +108,14 @@ class Run:
             }
 
     def run(self) -> None:
-        if self.args.score:
+        if self.args.score or self.args.pairs:
             self.caches = [
                 cache for cache in self.caches if cache.file.exists() and self.answers(cache).read()
             ]
-            known = [self.answers(cache).read().keys() for cache in self.caches]
+            counted = [each for each in self.caches if each.name == "f16" or not self.args.pairs]
+            if not counted:
+                raise SystemExit("error: [--caches] expected answers of f16; got none")
+            known = [self.answers(cache).read().keys() for cache in counted]
             problems = [p for p in self.task.problems if all((p.group, p.name) in each for each in known)]
             self.task = replace(self.task, problems=problems)
         done = {row["cache"] for row in self.rows if row["answered"] == row["asked"]}
@@ -126,6 +130,7 @@ class Run:
             asked = [(each.group, each.name) for each in self.task.problems]
             solved = {each: kept[each] for each in asked if each in kept}
             left = [each for each in self.task.problems if (each.group, each.name) not in solved]
+            left = [] if self.args.pairs else left
             refused = self.solve(cache, left, solved, answers) if left else None
             self.keep(cache, solved)
             print(self.shown(cache.label), flush=True)
@@ -190,7 +195,7 @@ class Run:
         self.rows = [row for row in self.rows if row["cache"] != cache.label]
         self.rows.append({"cache": cache.label} | numbers)
         for row in self.rows:  # f16 may have come last
-            row["lost"], row["won"] = self.lost_and_won(self.scores[row["cache"]])
+            row |= self.beside_f16(self.scores[row["cache"]])
         if self.out:
             self.save(self.out)
 
@@ -206,14 +211,19 @@ class Run:
         line = [f"{c.label} {record.cell(row[c.key], c.format)}" for c in self.columns[1:]]
         return f"{label}: {', '.join(line)}, answered {row['answered']} of {row['asked']}"
 
-    def lost_and_won(self, scores: dict[str, list[float]]) -> tuple[int | None, int | None]:
-        """Problems that went worse and better than with f16, which has none of either; of those that both
-        have answered."""
+    def beside_f16(self, scores: dict[str, list[float]]) -> dict[str, float | None]:
+        """Problems that went worse and better than with f16, which has none of either, of those that both
+        have answered; what both scored on these; how likely such a difference is by chance (sign test)."""
         reference = self.scores.get("f16")
         if reference is None or reference is scores:
-            return None, None
-        pairs = [pair for name, of in scores.items() for pair in zip(reference[name], of, strict=False)]
-        return sum(other < own for own, other in pairs), sum(other > own for own, other in pairs)
+            own = percent([score for of in scores.values() for score in of])
+            return dict.fromkeys(("lost", "won", "there", "chance")) | {"here": own}
+        every = [pair for name, of in scores.items() for pair in zip(reference[name], of, strict=False)]
+        pairs = [pair for pair in every if not any(map(isnan, pair))]
+        lost, won = sum(own < other for other, own in pairs), sum(own > other for other, own in pairs)
+        chance = sum(comb(lost + won, k) for k in range(min(lost, won) + 1)) / 2 ** (lost + won)
+        there, here = (percent(scores) for scores in zip(*pairs, strict=True)) if pairs else (None, None)
+        return {"lost": lost, "won": won, "here": here, "there": there, "chance": min(1.0, 2 * chance)}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -222,12 +232,14 @@ class Run:
     @property
     def columns(self) -> list[Column]:
         each = [Column(name, name, ".1f", "%") for name in self.names]
+        beside = [Column("there", "f16", ".1f", "%"), Column("here", "this cache", ".1f", "%")]
         return [
             Column("cache", "cache"),
             Column("share", "of f16", ".1f", "%"),
-            *each,
+            *([Column("answered", "problems"), *beside] if self.args.pairs else each),
             Column("lost", "lost against f16"),
             Column("won", "won"),
+            *([Column("chance", "by chance", ".2f")] if self.args.pairs else []),
             Column("written", "tokens written", ".0f"),
         ]
 
@@ -254,7 +266,7 @@ def command_line(task: Task, args: argparse.Namespace) -> str:
     words = ["python", f"bench/tasks/{task.name}.py", model, "--device", args.device]
     words += ["--groups", args.groups] if args.groups else []
     words += ["--problems", str(args.problems)] if args.problems else []
-    words += ["--parallel", str(args.parallel)]
+    words += ["--parallel", str(args.parallel)] + (["--pairs"] if args.pairs else [])
     for name in ("kinds", "samples", "turns"):  # of one task alone
         words += [f"--{name}", str(getattr(args, name))] if getattr(args, name, "") else []
     words += ["--save", args.save] if args.save else []

@@ -22,7 +22,7 @@ from record import RESULTS, Column
 
 COUNTS = ("lost", "won")
 NAMES = {"humaneval": "HumanEval", "ruler": "RULER", "bfcl": "BFCL"}
-NATS = ("kld", "kld_p999", "found")  # of divergence
+NATS = ("kld", "kld_se", "kld_p999", "found")  # of divergence
 
 
 def merged(results: list[tuple[str, dict[str, Any]]]) -> tuple[list[Column], list[dict[str, Any]]]:

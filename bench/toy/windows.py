@@ -33,7 +33,7 @@ STAGES: tuple[tuple[float, int, dict[str, float]], ...] = (
 
 def texts() -> Iterator[str]:
     """Modules and chapters that nothing is measured on, and this repository."""
-    held_out = set(mix.MODULES[True].split())
+    held_out = set(mix.MODULES[mix.HELD_OUT].split())
     library = Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(library.rglob("*.py")):
         name = ".".join(path.relative_to(library).with_suffix("").parts).removesuffix(".__init__")

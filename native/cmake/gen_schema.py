@@ -59,25 +59,59 @@ def type_of(field: str, value: Any) -> str:
     return {bool: "bool", int: "int", float: "float"}.get(type(value)) or type_name(field)
 
 
-def stock_block(arch: str, block: dict[str, Any], enums: dict[str, list[str]]) -> str:
-    fields = [json.dumps(arch)]
-    for field, value in block.items():
-        if isinstance(value, (bool, int)):
-            fields.append(json.dumps(value))
-        elif isinstance(value, float):
-            fields.append(f"{value!r}F")
-        elif value in enums[field]:
-            fields.append(f"{type_name(field)}::{value}")
-        else:
-            raise SystemExit(
-                f"[schema] expected stock_blocks.{arch}.{field} among {enums[field]}; got {value!r}"
-            )
-    return "    {" + ", ".join(fields) + "},"
+def literal(field: str, value: Any, enums: dict[str, list[str]]) -> str:
+    if isinstance(value, float):
+        return f"{value!r}F"
+    if isinstance(value, (bool, int)):
+        return json.dumps(value)
+    if value not in enums[field]:
+        raise SystemExit(f"[schema] expected {field} among {enums[field]}; got {value!r}")
+    return f"{type_name(field)}::{value}"
+
+
+def block_struct(words: dict[str, Any], options: dict[str, Any], enums: dict[str, list[str]]) -> list[str]:
+    """The struct of what is said once for all layers, and functions that visit its fields."""
+    about = {name: option["about"] for name, option in options.items()}
+    defaults = words | {name: option["default"] for name, option in options.items()}
+    out = ["// latentkv.block.*, what is said once for all layers.", "struct Block {"]
+    for name, value in defaults.items():
+        comment = f"  // {about[name]}" if name in about else ""
+        out.append(f"    {type_of(name, value)} {identifier(name)} = {literal(name, value, enums)};{comment}")
+    out += ["};", ""]
+    for function, names in (("each_word", words), ("each_option", options)):
+        out += ["// visit(key, field), and for an enumeration visit(key, field, words).", "template <typename Visit>"]
+        out += [f"void {function}(Block & block, Visit && visit) {{"]
+        for name in names:
+            allowed = f", {name}_words" if name in enums else ""
+            out.append(f"    visit(key::block_{name}, block.{name}{allowed});")
+        out += ["}", ""]
+    return out
+
+
+def stock_struct(schema: dict[str, Any], block: list[str]) -> list[str]:
+    """The table of stock architectures. block: names of the struct's fields."""
+    enums, options, stock = schema["enums"], schema["stock_options"], schema["stock_blocks"]
+    defaults = schema["block_words"] | {name: o["default"] for name, o in schema["block_options"].items()}
+    out = ["struct StockBlock {", "    std::string_view architecture;", "    Block block;"]
+    out += [f"    {type_of(name, value)} {identifier(name)};" for name, value in options.items()]
+    out += ["};", "", f"inline constexpr std::array<StockBlock, {len(stock)}> stock_blocks = {{{{"]
+    for architecture, given in stock.items():
+        values = defaults | options | given
+        types = {name: type_of(name, value) for name, value in values.items()}
+        if types != {name: type_of(name, value) for name, value in (defaults | options).items()}:
+            raise SystemExit(f"[schema] expected stock_blocks.{architecture} of {list(defaults | options)}; got {given}")
+        own, others = ([literal(name, values[name], enums) for name in names] for names in (block, options))
+        out.append(f"    {{{json.dumps(architecture)}, {{{', '.join(own)}}}, {', '.join(others)}}},")
+    return [*out, "}};", ""]
+
+
+def all_keys(schema: dict[str, Any]) -> dict[str, str]:
+    block = [*schema["block_words"], *schema["block_options"], *schema["block_layers"]]
+    return schema["keys"] | {f"block_{name}": f"latentkv.block.{name}" for name in block}
 
 
 def generate(schema: dict[str, Any]) -> str:
-    keys, enums, defaults = schema["keys"], schema["enums"], schema["stock_defaults"]
-    blocks = {arch: defaults | block for arch, block in schema["stock_blocks"].items()}
+    keys, enums = all_keys(schema), schema["enums"]
     out = [HEADER, "namespace lkv::key {", ""]
     out += [string_view(name, text) for name, text in keys.items()]
     out += ["", word_array("all", list(keys.values())), "", "}  // namespace lkv::key", ""]
@@ -92,17 +126,9 @@ def generate(schema: dict[str, Any]) -> str:
         out += [f"enum class {type_name(name)} {{ {', '.join(map(identifier, words))} }};"]
         out += [word_array(f"{identifier(name)}_words", words), ""]
 
-    first = next(iter(blocks.values()))
-    out += ["struct StockBlock {", "    std::string_view architecture;"]
-    out += [f"    {type_of(field, value)} {identifier(field)};" for field, value in first.items()]
-    out += ["};", "", f"inline constexpr std::array<StockBlock, {len(blocks)}> stock_blocks = {{{{"]
-    for arch, block in blocks.items():
-        types = {field: type_of(field, value) for field, value in block.items()}
-        if types != {field: type_of(field, value) for field, value in first.items()}:
-            raise SystemExit(f"[schema] expected stock_blocks.{arch} to have {list(first)}; got {types}")
-        out.append(stock_block(arch, block, enums))
-    out += ["}};", "", "}  // namespace lkv::schema", ""]
-    return "\n".join(out)
+    out += block_struct(schema["block_words"], schema["block_options"], enums)
+    out += stock_struct(schema, [*schema["block_words"], *schema["block_options"]])
+    return "\n".join([*out, "}  // namespace lkv::schema", ""])
 
 
 def main() -> None:

@@ -59,7 +59,7 @@ void cells_remember() {
             const int what = below(6);
             if (what < 2 && cells.n_free() > 0) {
                 const int32_t next = cells.last(seq) + 1 + below(2) * below(3);
-                cells.put(cells.find_block(), {next, bit(seq)});
+                cells.put(cells.find_free(bit(seq)), {next, bit(seq)});
             } else if (what == 2 && cells.used(slot)) {
                 cells.put(slot, {cells.pos(slot), cells.seq(slot) ^ bit(seq)});
             } else if (what == 3) {
@@ -258,10 +258,41 @@ void a_refused_batch_leaves_no_trace() {
     }
 }
 
+// Sequences that grow together, some of whose last tokens are taken back, do not mix in runs of 64 slots; until there is no other room.
+void sequences_keep_runs() {
+    constexpr int n_seq = 12;
+    constexpr int run = 64;
+    Cells cells(40 * run);
+    cells.allocate();
+    std::array<int32_t, n_seq> length{};
+    const auto grow = [&](int seq) {
+        cells.claim(std::array{lkv::Token{length[static_cast<size_t>(seq)]++, bit(seq)}});
+    };
+    for (int i = 0; i < 100; i++) grow(0);  // a prompt
+    for (int step = 0; step < 150; step++) {
+        for (int seq = 0; seq < n_seq; seq++) {
+            for (int i = 0; i < 1 + 3 * (seq % 2); i++) grow(seq);
+            if (seq % 2 == 0) continue;
+            int32_t& end = length[static_cast<size_t>(seq)];
+            for (const int slot : cells.slots_of(seq, {end - 3, end})) cells.release(slot);
+            end -= 3;
+        }
+    }
+    for (int first = 0; first < cells.end(); first += run) {
+        uint64_t holds = 0;
+        for (int slot = first; slot < first + run; slot++) holds |= cells.seq(slot);
+        CHECK((holds & (holds - 1)) == 0);
+    }
+    CHECK(cells.end() <= 100 + n_seq * (150 + run));
+    while (cells.n_free() > 0) grow(static_cast<int>(cells.n_used() % n_seq));
+    CHECK(cells.n_used() == cells.capacity() && cells.end() == cells.capacity());
+}
+
 }  // namespace
 
 int main() {
     cells_remember();
+    sequences_keep_runs();
     a_refused_batch_leaves_no_trace();
     decoding_costs_no_more_in_a_long_context();
     a_scan_is_counted();

@@ -15,7 +15,7 @@ namespace consumer {
 namespace {
 
 constexpr int64_t burst_ns = 2'000'000;           // a device-wide synchronization of the program waits for two of them
-constexpr int64_t trial_ns = 40'000'000;          // longer than the copies of a trial take
+constexpr int64_t trial_ns = 60'000'000;          // longer than the copies of a trial take
 constexpr size_t buffer_bytes = size_t{1} << 31;  // far beyond L2
 constexpr size_t copied_bytes = size_t{1} << 28;
 constexpr size_t n_seen = 1024;
@@ -69,7 +69,7 @@ unsigned long long Companion::bytes_read() {
     return n;
 }
 
-// Bytes that a copy, or a program that reads only, moves in a second: the median of n. light: blocks, see copy_memory.
+// Bytes that a copy, or a program that reads only, moves in a second, over n times. light: blocks, see copy_memory.
 double Companion::moved(bool written, int light, int n) {
     std::vector<cudaEvent_t> marks(static_cast<size_t>(n) + 2);
     for (cudaEvent_t& mark : marks) check(cudaEventCreate(&mark), "an event");
@@ -79,22 +79,17 @@ double Companion::moved(bool written, int light, int n) {
         check(cudaEventRecord(marks[i], own_), "an event");
     }
     check(cudaEventSynchronize(marks.back()), "copies");
-    std::vector<double> rates;
-    for (size_t i = 1; i + 1 < marks.size(); i++) {
-        float ms = 0.0f;
-        check(cudaEventElapsedTime(&ms, marks[i], marks[i + 1]), "a time");
-        rates.push_back((written ? 2.0 : 1.0) * copied_bytes / (ms * 1e-3));
-    }
+    float ms = 0.0f;
+    check(cudaEventElapsedTime(&ms, marks[1], marks.back()), "a time");
     for (cudaEvent_t mark : marks) cudaEventDestroy(mark);
-    std::sort(rates.begin(), rates.end());
     seen_alive_ = seconds_now();
-    return rates[rates.size() / 2];
+    return (written ? 2.0 : 1.0) * copied_bytes * n / (ms * 1e-3);
 }
 
 Companion::Found Companion::beside(const Choice& choice) {
     for (int64_t ns = 0; ns < trial_ns; ns += burst_ns) read(choice, burst_ns);  // as beside a program
     std::this_thread::sleep_for(std::chrono::milliseconds(2));                   // the readers are there first
-    const Found found{moved(true, 0, 5), moved(false, 0, 5), moved(false, real_ - choice.blocks, 9)};
+    const Found found{moved(true, 0, 5), moved(false, 0, 5), moved(false, real_ - choice.blocks, 36)};
     check(cudaStreamSynchronize(readers_), "readers that end");
     return found;
 }
@@ -160,10 +155,15 @@ int Companion::reached() {
 Companion::Found Companion::now() {
     const unsigned long long read = bytes_read();
     const auto begin = std::chrono::steady_clock::now();
-    Found found{moved(true, 0, 45), moved(false, 0, 45), moved(false, multiprocessors(), 5)};
+    Found found{moved(true, 0, 45), moved(false, 0, 45), moved(false, multiprocessors(), 45)};
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     found.reading = static_cast<double>(bytes_read() - read) / seconds;
     return found;
+}
+
+// Between two steps of the program, which waits meanwhile: what reads lightly gets now.
+double Companion::light() try { return moved(false, multiprocessors(), 45); } catch (const std::exception& problem) {
+    leave(problem);
 }
 
 void Companion::start() try {

@@ -28,6 +28,7 @@ class Companion {
 public:
     void start();
     void end();
+    double light();
     int multiprocessors() const { return std::min(real_ - chosen_.blocks, card().multiprocessors); }
 
 private:

@@ -124,6 +124,14 @@ SHOWN cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* ker
                                                                   cudaOccupancyDefault);
 }
 
+// GB/s that a light kernel reads now; a program may ask between its steps (bench/gpu/beside.py).
+extern "C" __attribute__((visibility("default"))) double consumer_light_gb_per_s() {
+    inside = true;
+    const double found = companion().light() * 1e-9;
+    inside = false;
+    return found;
+}
+
 // Behind the readers, whatever the program asks for.
 SHOWN cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
     start();

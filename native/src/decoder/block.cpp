@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "decoder/hparams.h"
+#include "decoder/word.h"
 
 namespace lkv {
 namespace {
@@ -16,26 +17,24 @@ constexpr uint32_t widest_window = 1U << 30;
 constexpr float largest_base = 1e15F;
 constexpr float largest_scale = 1e6F;
 
-constexpr std::array optional_keys = {
-    key::block_embedding_scale, key::block_attention_scale, key::block_residual_scale, key::block_logit_scale,
-    key::block_logit_softcap,   key::block_expert_norm,     key::block_yarn_truncate,  key::block_attention_softcap,
-    key::block_windows,         key::block_rope_bases,      key::block_rope_scaled,    key::block_value_norm,
-    key::block_value_of_key,    key::block_mixers,          key::block_output_gate,    key::block_gate,
-    key::block_norm_after_rope};
+void read(const GgufFile& file, std::string_view key, bool& field) { field = file.get_bool(key); }
+
+// A factor, or a cap, which may be 0.
+void read(const GgufFile& file, std::string_view key, float& field) {
+    const float least = key.ends_with("softcap") ? 0.0F : 1.0F / largest_scale;
+    field = read_float(file, std::string(key), least, largest_scale, field);
+}
 
 template <typename Enum, size_t n>
-Enum need_word(const GgufFile& file, std::string_view key, const std::array<std::string_view, n>& words) {
-    const std::string_view word = file.get_string(key);
-    const auto found = schema::parse<Enum>(words, word);
-    if (!found) {
-        fail(key, "expected a known word (docs/gguf.md); got ", quoted(word));
-    }
-    return *found;
+void read(const GgufFile& file, std::string_view key, Enum& field, const std::array<std::string_view, n>& words) {
+    field = parse_word<Enum>(key, file.get_string(key), words);
 }
 
 const schema::StockBlock& stock_block(const GgufFile& file, const std::string& architecture) {
-    for (const std::string_view key : optional_keys) {
-        if (file.has(key)) fail(key, "expected ", key::block_norm, " beside it; got none");
+    for (const std::string_view key : key::all) {
+        if (key.starts_with("latentkv.block.") && file.has(key)) {
+            fail(key, "expected ", key::block_norm, " beside it; got none");
+        }
     }
     std::string known;
     for (const schema::StockBlock& stock : schema::stock_blocks) {
@@ -75,9 +74,7 @@ void mix(LayerAttention& layer, Mixer mixer) {
 void read_mixers(const GgufFile& file, const HParams& h, BlockDescription& block) {
     const auto words = per_layer(key::block_mixers, file.find_string_array(key::block_mixers), h.n_layer);
     for (size_t il = 0; il < words.size(); il++) {
-        const auto mixer = schema::parse<Mixer>(schema::mixer_words, words[il]);
-        if (!mixer) fail(key::block_mixers, "expected attention, delta_net, mamba2 or none; got ", quoted(words[il]));
-        mix(block.layers[il], *mixer);
+        mix(block.layers[il], parse_word<Mixer>(key::block_mixers, words[il], schema::mixer_words));
     }
 }
 
@@ -121,26 +118,11 @@ void share_rows(const GgufFile& file, const HParams& h, BlockDescription& block)
 }
 
 BlockDescription described(const GgufFile& file, const HParams& h) {
-    const auto scale = [&](std::string_view key, float absent) {
-        return read_float(file, std::string(key), 1.0F / largest_scale, largest_scale, absent);
-    };
     BlockDescription block;
-    block.norm = need_word<Norm>(file, key::block_norm, schema::norm_words);
-    block.activation = need_word<Activation>(file, key::block_activation, schema::activation_words);
-    block.ffn = need_word<Ffn>(file, key::block_ffn, schema::ffn_words);
-    block.parallel = file.get_bool(key::block_parallel);
-    block.position = need_word<Position>(file, key::block_position, schema::position_words);
-    block.rope_pairing = need_word<RopePairing>(file, key::block_rope_pairing, schema::rope_pairing_words);
-    block.embedding_scale = scale(key::block_embedding_scale, 1.0F);
-    block.attention_scale = scale(key::block_attention_scale, 0.0F);
-    block.residual_scale = scale(key::block_residual_scale, 1.0F);
-    block.logit_scale = scale(key::block_logit_scale, 1.0F);
-    block.logit_softcap = read_float(file, std::string(key::block_logit_softcap), 0.0F, largest_scale, 0.0F);
-    block.attention_softcap = read_float(file, std::string(key::block_attention_softcap), 0.0F, largest_scale, 0.0F);
-    block.expert_norm = file.find_bool(key::block_expert_norm).value_or(true);
-    block.yarn_truncate = file.find_bool(key::block_yarn_truncate).value_or(true);
-    block.value_norm = file.find_bool(key::block_value_norm).value_or(false);
-    block.value_of_key = file.find_bool(key::block_value_of_key).value_or(false);
+    schema::each_word(block, [&](auto key, auto& field, const auto&... words) { read(file, key, field, words...); });
+    schema::each_option(block, [&](auto key, auto& field, const auto&... words) {
+        if (file.has(key)) read(file, key, field, words...);
+    });
     const bool is_plain = block.ffn == Ffn::plain || block.ffn == Ffn::plain_experts;
     if (block.activation == Activation::swiglu_oai && is_plain) {
         fail(key::block_activation, "expected swiglu_oai in a gated FFN; got a plain one");
@@ -148,9 +130,6 @@ BlockDescription described(const GgufFile& file, const HParams& h) {
     if (block.activation == Activation::relu2 && !is_plain) {
         fail(key::block_activation, "expected relu2 in a plain FFN; got a gated one");
     }
-    block.output_gate = file.find_bool(key::block_output_gate).value_or(false);
-    block.norm_after_rope = file.find_bool(key::block_norm_after_rope).value_or(false);
-    if (file.has(key::block_gate)) block.gate = need_word<Gate>(file, key::block_gate, schema::gate_words);
     read_layers(file, h, block);
     read_mixers(file, h, block);
     share_rows(file, h, block);
@@ -230,26 +209,16 @@ void read_stock_scales(const GgufFile& file, const std::string& dot, BlockDescri
 
 BlockDescription of_stock(const GgufFile& file, const HParams& h) {
     const schema::StockBlock& stock = stock_block(file, h.architecture);
-    BlockDescription block;
-    block.norm = stock.norm;
-    block.activation = stock.activation;
-    block.ffn = stock.ffn;
+    BlockDescription block{stock.block, {}, {}};
     const bool has_experts = file.find_u32(h.architecture + ".expert_count").value_or(0) > 0;
     if (block.ffn == Ffn::gated && stock.may_have_experts && has_experts) block.ffn = Ffn::experts;
     if (stock.experts_beside && has_experts) block.ffn = Ffn::gated_and_experts;
     if (!has_experts && file.has(h.architecture + ".leading_dense_block_count")) block.ffn = Ffn::gated;
-    block.expert_norm = file.find_bool(h.architecture + ".expert_weights_norm").value_or(stock.expert_norm);
-    block.parallel = stock.parallel;
-    block.position = stock.position;
+    block.expert_norm = file.find_bool(h.architecture + ".expert_weights_norm").value_or(block.expert_norm);
     if (stock.stock_scales && !file.find_bool(h.architecture + ".rope.scaling.finetuned").value_or(true)) {
         block.position = Position::none;
     }
-    block.rope_pairing = stock.rope_pairing;
-    block.yarn_truncate = stock.yarn_truncate;
     if (stock.root_embedding) block.embedding_scale = std::sqrt(static_cast<float>(h.n_embd));
-    block.value_norm = stock.value_norm;
-    block.value_of_key = stock.value_of_key;
-    block.attention_scale = stock.attention_scale;
     if (h.n_layer == stock.wide_scale_layers) {
         block.attention_scale = 1.0F / std::sqrt(static_cast<float>(std::max(1, h.n_embd / h.n_head)));
     }
@@ -260,9 +229,6 @@ BlockDescription of_stock(const GgufFile& file, const HParams& h) {
     for (int il = stock.rope_period - 1; stock.rope_period > 0 && il < h.n_layer; il += stock.rope_period) {
         block.layers[static_cast<size_t>(il)].rope_base = 0.0F;
     }
-    block.output_gate = stock.output_gate;
-    block.gate = stock.gate;
-    block.norm_after_rope = stock.norm_after_rope;
     if (stock.mixer_period > 0) mix_by_recurrence(file, h, stock.mixer_period, block);
     if (stock.mixer != Mixer::attention) mix_by_heads(file, h, stock.mixer, stock.one_branch, block);
     if (stock.window_period > 0 && block.layers.front().window > 0) alternate(file, h, stock, block);

@@ -38,26 +38,8 @@ struct Xielu {
 // Experts, but for the first layers, and no FFN beside them.
 inline bool has_only_experts(Ffn ffn) { return ffn == Ffn::experts || ffn == Ffn::plain_experts; }
 
-struct BlockDescription {
-    Norm norm = Norm::rms;
-    Activation activation = Activation::silu;
-    Ffn ffn = Ffn::gated;
-    bool parallel = false;
-    Position position = Position::rope;
-    RopePairing rope_pairing = RopePairing::norm;
-    float embedding_scale = 1.0F;    // factor of token embeddings
-    float attention_scale = 0.0F;    // factor of scores, 0 = 1/sqrt(head_dim)
-    float attention_softcap = 0.0F;  // c: scores become c · tanh(scores / c), 0 = none
-    float residual_scale = 1.0F;     // factor of both branches, before they are added
-    bool yarn_truncate = true;       // YaRN's ramp begins and ends at whole planes
-    bool expert_norm = true;         // weights of the chosen experts are divided by their sum
-    bool value_norm = false;         // V of a head is divided by its root mean square
-    bool value_of_key = false;       // V of a layer without attn_v.weight is what attn_k.weight makes
-    bool output_gate = false;        // attention's output is multiplied by a sigmoid, which attn_q makes beside Q
-    bool norm_after_rope = false;    // heads of Q and K are normed after RoPE, not before
-    Gate gate = Gate::none;          // of attention's output, made by attn_gate.weight: of a head, or of each number
-    float logit_scale = 1.0F;
-    float logit_softcap = 0.0F;          // logits = cap · tanh(logits / cap), 0 = none
+// Its fields that concern all layers are those of the schema (`block_words` and `block_options` there).
+struct BlockDescription : schema::Block {
     std::vector<LayerAttention> layers;  // [n_layer]
     std::vector<Xielu> xielu;            // [n_layer] with Activation::xielu
 };

@@ -9,7 +9,7 @@
 namespace lkv {
 
 struct DeltaNetSizes {
-    int d_conv = 0;    // inputs that a convolution's output depends on; 0: the model has no delta nets
+    int d_conv = 0;    // inputs that a convolution's output depends on
     int head_dim = 0;  // of keys and values
     int n_k_heads = 0;
     int n_v_heads = 0;

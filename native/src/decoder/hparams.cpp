@@ -115,15 +115,23 @@ std::vector<HeadShape> read_heads(const GgufFile& file, const HParams& h) {
     return heads;
 }
 
-void read_recurrence(const GgufFile& file, HParams& h) {
+Recurrence read_recurrence(const GgufFile& file, const HParams& h, Mixer mixer) {
+    if (mixer == Mixer::delta_net) return read_delta_net(file, h.architecture);
+    return read_mamba2(file, h.architecture);
+}
+
+std::optional<Recurrence> read_recurrence(const GgufFile& file, const HParams& h) {
+    std::optional<Mixer> kind;
     for (int il = 0; il < h.n_layer; il++) {
-        if (h.mixer(il) == Mixer::delta_net && h.delta_net.d_conv == 0)
-            h.delta_net = read_delta_net(file, h.architecture);
-        if (h.mixer(il) == Mixer::mamba2 && h.mamba2.d_conv == 0) h.mamba2 = read_mamba2(file, h.architecture);
+        if (!h.recurs(il)) continue;
+        if (kind.value_or(h.mixer(il)) != h.mixer(il)) {
+            const auto name = [](Mixer mixer) { return schema::mixer_words[static_cast<size_t>(mixer)]; };
+            fail(key::block_mixers, "expected recurrent layers of one kind; got ", name(*kind), " and ",
+                 name(h.mixer(il)));
+        }
+        kind = h.mixer(il);
     }
-    if (h.delta_net.d_conv > 0 && h.mamba2.d_conv > 0) {
-        fail(key::block_mixers, "expected recurrent layers of one kind; got delta_net and mamba2");
-    }
+    return kind ? std::optional(read_recurrence(file, h, *kind)) : std::nullopt;
 }
 
 // The default for files that do not say it. usual: without experts.
@@ -137,6 +145,132 @@ int expert_width(const GgufFile& file, int usual) {
 bool has_expert_bias(const GgufFile& file) {
     return std::any_of(file.tensors().begin(), file.tensors().end(),
                        [](const TensorInfo& info) { return info.name.ends_with(".exp_probs_b.bias"); });
+}
+
+// Numbers under `<architecture>.*`, where layers must not differ.
+class StockKeys {
+public:
+    StockKeys(const GgufFile& file, const HParams& h) : file_(file), h_(h), dot_(h.architecture + ".") {}
+
+    const GgufFile& file() const { return file_; }
+    std::string operator()(const std::string& name) const { return dot_ + name; }
+    bool has(const std::string& name) const { return find_layers_u32(file_, dot_ + name, h_.n_layer).has_value(); }
+    // Errors: Error for a missing key, or a number that is not from `low` to `high`.
+    int need(const std::string& name, int64_t low, int64_t high) const {
+        const auto found = find_layers_u32(file_, dot_ + name, h_.n_layer);
+        const int64_t value = found ? *found : file_.get_u32(dot_ + name);
+        if (value < low || value > high) {
+            fail(dot_ + name, "expected a value from ", low, " to ", high, "; got ", value);
+        }
+        return static_cast<int>(value);
+    }
+    int find(const std::string& name, int64_t low, int64_t high, int absent) const {
+        return has(name) ? need(name, low, high) : absent;
+    }
+    float number(const std::string& name, float low, float high, float absent) const {
+        return read_float(file_, dot_ + name, low, high, absent);
+    }
+
+private:
+    const GgufFile& file_;
+    const HParams& h_;
+    const std::string dot_;
+};
+
+constexpr const char* expert_ff = "expert_feed_forward_length";
+
+void read_layer_count(const StockKeys& keys, HParams& h) {
+    h.n_layer = keys.need("block_count", 1, 4096);
+    const std::string mtp = keys("nextn_predict_layers");
+    const uint32_t n = keys.file().find_u32(mtp).value_or(0);
+    if (n >= static_cast<uint32_t>(h.n_layer)) {
+        fail(mtp, "expected fewer than the layers ", h.n_layer, "; got ", n);
+    }
+    h.n_mtp = static_cast<int>(n);
+    h.n_layer -= h.n_mtp;
+}
+
+// Of FFNs without experts; none where all layers have experts.
+void read_ffn_widths(const StockKeys& keys, HParams& h) {
+    const std::string key = keys("feed_forward_length");
+    const uint32_t least = is_per_layer(keys.file(), key, h.n_layer) ? 0 : 1;  // 0: the layer has no FFN
+    for (int il = 0; il < h.n_layer; il++) {
+        const auto width = find_layer_u32(keys.file(), key, h.n_layer, il);
+        if (!width && keys.has(expert_ff)) break;
+        if (!width || *width < least || *width > 1U << 22) {
+            fail(key, "expected a value from ", least, " to ", 1 << 22, "; got ", width.value_or(0));
+        }
+        h.n_ffs.push_back(static_cast<int>(*width));
+    }
+    h.n_ff = h.n_ffs.empty() ? 0 : *std::max_element(h.n_ffs.begin(), h.n_ffs.end());
+}
+
+void read_head_count(const StockKeys& keys, HParams& h) {
+    const std::string key = keys("attention.head_count");
+    for (int il = 0; il < h.n_layer; il++) {
+        const int64_t n = find_layer_u32(keys.file(), key, h.n_layer, il).value_or(0);
+        if (n < 1 || n > 4096) fail(key, "expected a value from 1 to 4096; got ", n);
+        h.n_head = std::max(h.n_head, static_cast<int>(n));
+    }
+}
+
+void check_mixers(const StockKeys& keys, const HParams& h) {
+    for (int il = 0; il < h.n_layer; il++) {
+        if (h.mixer(il) != Mixer::none || h.feeds(il)) continue;
+        fail(keys("feed_forward_length"), "expected an FFN in layer ", il, ", which mixes no tokens; got none");
+    }
+    if (h.has_mla() && (h.block.position != Position::rope || h.block.output_gate || h.is_mixed())) {
+        fail(keys("attention.kv_lora_rank"), "expected attention with RoPE and without an output gate in every layer, ",
+             "beside MLA; got a block of another kind");
+    }
+}
+
+void read_experts(const StockKeys& keys, HParams& h) {
+    const GgufFile& file = keys.file();
+    const bool has_both = h.block.ffn == Ffn::gated_and_experts;
+    if (!has_only_experts(h.block.ffn) && !has_both) {
+        if (const uint32_t n = file.find_u32(keys("expert_count")).value_or(0); n > 0) {
+            fail(keys("expert_count"), "expected 0 beside an FFN without experts; got ", n);
+        }
+        return;
+    }
+    const int n_ff = h.n_ff;
+    h.n_ff_dense = has_both ? n_ff : 0;
+    h.n_expert = keys.need("expert_count", 2, 4096);
+    h.n_expert_used = keys.need("expert_used_count", 1, h.n_expert);
+    h.n_ff = keys.find(expert_ff, 1, 1 << 22, expert_width(file, n_ff));
+    const int n_shared = keys.find("expert_shared_count", 0, 256, -1);
+    const int shared = n_shared >= 0 ? n_shared * h.n_ff : n_ff;
+    h.n_ff_shared = keys.find("expert_shared_feed_forward_length", 0, 1 << 22, shared);
+    h.n_dense_layers = keys.find("leading_dense_block_count", 0, h.n_layer, 0);
+    if (h.n_dense_layers > 0 && h.n_ffs.empty()) {
+        fail(keys("feed_forward_length"), "expected the width of the FFNs without experts; got none");
+    }
+    h.routing = read_routing(file, h.architecture, h.n_expert, has_expert_bias(file));
+}
+
+void read_attention_numbers(const StockKeys& keys, HParams& h) {
+    h.temperature_scale = keys.number("attention.temperature_scale", 0.0F, 1e3F, 0.0F);
+    if (h.temperature_scale > 0.0F) {
+        const char* const own = "attention.temperature_length";
+        h.temperature_length = keys.need(keys.has(own) ? own : "rope.scaling.original_context_length", 1, 1 << 30);
+    }
+    h.clamp_kqv = keys.number("attention.clamp_kqv", 0.0F, 1e6F, 0.0F);
+    const float bias = keys.number("attention.max_alibi_bias", 0.0F, 1e6F, 0.0F);
+    if (h.block.position != Position::alibi) return;
+    if (bias <= 0.0F) {
+        fail(keys("attention.max_alibi_bias"), "expected a positive number for position alibi", "; got ", bias);
+    }
+    h.max_alibi_bias = bias;
+}
+
+int read_vocabulary_size(const GgufFile& file, const HParams& h) {
+    const TensorInfo* const embedding = file.find_tensor("token_embd.weight");
+    if (embedding == nullptr || embedding->n_dims != 2 || embedding->ne[0] != h.n_embd) {
+        fail("gguf", "expected a tensor token_embd.weight of width ", h.n_embd, "; got ",
+             embedding == nullptr ? std::string("none") : std::to_string(embedding->ne[0]));
+    }
+    return static_cast<int>(embedding->ne[1]);
 }
 
 }  // namespace
@@ -154,101 +288,25 @@ HParams read_hparams(const GgufFile& file) {
     HParams h;
     h.architecture = file.get_string("general.architecture");
     check_architecture(file, h.architecture);  // before its keys are missed
-    const std::string dot = h.architecture + ".";
-
-    const auto of_layers = [&](const std::string& name) { return find_layers_u32(file, dot + name, h.n_layer); };
-    const auto need = [&](const std::string& name, int64_t low, int64_t high) {
-        const int64_t value = of_layers(name) ? *of_layers(name) : file.get_u32(dot + name);
-        if (value < low || value > high) {
-            fail(dot + name, "expected a value from ", low, " to ", high, "; got ", value);
-        }
-        return static_cast<int>(value);
-    };
-    const auto read = [&](const std::string& name, int64_t low, int64_t high, int otherwise) {
-        return of_layers(name) ? need(name, low, high) : otherwise;
-    };
-    h.n_layer = need("block_count", 1, 4096);
-    if (const auto n = file.find_u32(dot + "nextn_predict_layers")) {
-        if (*n >= static_cast<uint32_t>(h.n_layer)) {
-            fail(dot + "nextn_predict_layers", "expected fewer than the layers ", h.n_layer, "; got ", *n);
-        }
-        h.n_mtp = static_cast<int>(*n);
-        h.n_layer -= h.n_mtp;
-    }
-    h.n_embd = need("embedding_length", 1, 1 << 20);
-    const char* const own_ff = "expert_feed_forward_length";
-    for (int il = 0; il < h.n_layer; il++) {
-        const std::string key = dot + "feed_forward_length";
-        const auto width = find_layer_u32(file, key, h.n_layer, il);
-        if (!width && of_layers(own_ff)) break;                             // no FFN is without experts
-        const uint32_t least = is_per_layer(file, key, h.n_layer) ? 0 : 1;  // 0: the layer has no FFN
-        if (!width || *width < least || *width > 1U << 22) {
-            fail(key, "expected a value from ", least, " to ", 1 << 22, "; got ", width.value_or(0));
-        }
-        h.n_ffs.push_back(static_cast<int>(*width));
-    }
-    h.n_ff = h.n_ffs.empty() ? 0 : *std::max_element(h.n_ffs.begin(), h.n_ffs.end());
-    h.n_embd_layer = read("embedding_length_per_layer_input", 0, 1 << 16, 0);
-    for (int il = 0; il < h.n_layer; il++) {
-        const std::string key = dot + "attention.head_count";
-        const int64_t n = find_layer_u32(file, key, h.n_layer, il).value_or(0);
-        if (n < 1 || n > 4096) fail(key, "expected a value from 1 to 4096; got ", n);
-        h.n_head = std::max(h.n_head, static_cast<int>(n));
-    }
-    h.n_ctx_train = need("context_length", 1, 1 << 30);
+    const StockKeys keys(file, h);
+    read_layer_count(keys, h);
+    h.n_embd = keys.need("embedding_length", 1, 1 << 20);
+    read_ffn_widths(keys, h);
+    h.n_embd_layer = keys.find("embedding_length_per_layer_input", 0, 1 << 16, 0);
+    read_head_count(keys, h);
+    h.n_ctx_train = keys.need("context_length", 1, 1 << 30);
     h.block = read_block(file, h);
-    for (int il = 0; il < h.n_layer; il++) {
-        if (h.mixer(il) != Mixer::none || h.feeds(il)) continue;
-        fail(dot + "feed_forward_length", "expected an FFN in layer ", il, ", which mixes no tokens; got none");
-    }
     h.mla = read_mla(file, h.architecture);
-    if (h.has_mla() && (h.block.position != Position::rope || h.block.output_gate || h.is_mixed())) {
-        fail(dot + "attention.kv_lora_rank", "expected attention with RoPE and without an output gate in every layer, ",
-             "beside MLA; got a block of another kind");
-    }
+    check_mixers(keys, h);
     h.heads = read_heads(file, h);
     if (h.has_mla() && h.block.attention_scale == 0.0F) h.block.attention_scale = read_mla_scale(file, h);
-    h.n_ff_dense = h.block.ffn == Ffn::gated_and_experts ? h.n_ff : 0;
-    if (has_only_experts(h.block.ffn) || h.block.ffn == Ffn::gated_and_experts) {
-        h.n_expert = need("expert_count", 2, 4096);
-        h.n_expert_used = need("expert_used_count", 1, h.n_expert);
-        const int n_ff = h.n_ff;
-        h.n_ff = read(own_ff, 1, 1 << 22, expert_width(file, h.n_ff));
-        const int n_shared = read("expert_shared_count", 0, 256, -1);
-        h.n_ff_shared = read("expert_shared_feed_forward_length", 0, 1 << 22, n_shared >= 0 ? n_shared * h.n_ff : n_ff);
-        h.n_dense_layers = read("leading_dense_block_count", 0, h.n_layer, 0);
-        if (h.n_dense_layers > 0 && h.n_ffs.empty()) {
-            fail(dot + "feed_forward_length", "expected the width of the FFNs without experts; got none");
-        }
-        h.routing = read_routing(file, h.architecture, h.n_expert, has_expert_bias(file));
-    } else if (const uint32_t n = file.find_u32(dot + "expert_count").value_or(0); n > 0) {
-        fail(dot + "expert_count", "expected 0 beside an FFN without experts; got ", n);
-    }
-    read_recurrence(file, h);
-    const char* epsilon =
+    read_experts(keys, h);
+    h.recurrence = read_recurrence(file, h);
+    const char* const epsilon =
         h.block.norm == Norm::rms ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon";
-    h.norm_eps = read_float(file, dot + epsilon, 0.0F, 1.0F, 1e-5F);
-    h.temperature_scale = read_float(file, dot + "attention.temperature_scale", 0.0F, 1e3F, 0.0F);
-    if (h.temperature_scale > 0.0F) {
-        const char* const own = "attention.temperature_length";
-        h.temperature_length = need(of_layers(own) ? own : "rope.scaling.original_context_length", 1, 1 << 30);
-    }
-    h.clamp_kqv = read_float(file, dot + "attention.clamp_kqv", 0.0F, 1e6F, 0.0F);
-    h.max_alibi_bias = read_float(file, dot + "attention.max_alibi_bias", 0.0F, 1e6F, 0.0F);
-    if (h.block.position == Position::alibi && h.max_alibi_bias <= 0.0F) {
-        fail(dot + "attention.max_alibi_bias", "expected a positive number for position alibi", "; got ",
-             h.max_alibi_bias);
-    }
-    if (h.block.position != Position::alibi) {
-        h.max_alibi_bias = 0.0F;
-    }
-
-    const TensorInfo* embedding = file.find_tensor("token_embd.weight");
-    if (embedding == nullptr || embedding->n_dims != 2 || embedding->ne[0] != h.n_embd) {
-        fail("gguf", "expected a tensor token_embd.weight of width ", h.n_embd, "; got ",
-             embedding == nullptr ? std::string("none") : std::to_string(embedding->ne[0]));
-    }
-    h.n_vocab = static_cast<int>(embedding->ne[1]);
+    h.norm_eps = keys.number(epsilon, 0.0F, 1.0F, 1e-5F);
+    read_attention_numbers(keys, h);
+    h.n_vocab = read_vocabulary_size(file, h);
     return h;
 }
 

@@ -8,9 +8,8 @@
 #include <vector>
 
 #include "decoder/block.h"
-#include "decoder/delta_net.h"
-#include "decoder/mamba2.h"
 #include "decoder/mla.h"
+#include "decoder/recurrence.h"
 #include "decoder/routing.h"
 #include "gguf/reader.h"
 
@@ -53,9 +52,8 @@ struct HParams {
     float temperature_scale = 0;
     int temperature_length = 0;
 
-    DeltaNetSizes delta_net;  // where some layers are delta nets
-    Mamba2Sizes mamba2;       // where some layers are of Mamba-2
-    MlaSizes mla;             // where layers attend to latents that the model has by itself
+    std::optional<Recurrence> recurrence;  // where some layers are recurrent
+    MlaSizes mla;                          // where layers attend to latents that the model has by itself
 
     float clamp_kqv = 0;  // 0 = none
     float max_alibi_bias = 0;
@@ -84,10 +82,14 @@ struct HParams {
                            [](const LayerAttention& layer) { return layer.mixer != Mixer::attention; });
     }
     bool has_experts(int layer) const { return n_expert > 0 && layer >= n_dense_layers; }
-    bool is_recurrent() const { return state_floats() > 0; }  // in some layer
+    bool is_recurrent() const { return recurrence.has_value(); }  // in some layer
     // What a recurrent layer keeps of a sequence: the last inputs of its convolution, and matrices.
-    int64_t conv_floats() const { return mamba2.d_conv > 0 ? mamba2.conv_floats() : delta_net.conv_floats(); }
-    int64_t matrix_floats() const { return mamba2.d_conv > 0 ? mamba2.matrix_floats() : delta_net.matrix_floats(); }
+    int64_t conv_floats() const {
+        return recurrence ? std::visit([](const auto& sizes) { return sizes.conv_floats(); }, *recurrence) : 0;
+    }
+    int64_t matrix_floats() const {
+        return recurrence ? std::visit([](const auto& sizes) { return sizes.matrix_floats(); }, *recurrence) : 0;
+    }
     int64_t state_floats() const { return conv_floats() + matrix_floats(); }
 };
 

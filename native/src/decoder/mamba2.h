@@ -9,7 +9,7 @@
 namespace lkv {
 
 struct Mamba2Sizes {
-    int d_conv = 0;    // inputs that a convolution's output depends on; 0: the model has no such layers
+    int d_conv = 0;    // inputs that a convolution's output depends on
     int d_state = 0;   // numbers that are kept of each channel
     int n_heads = 0;   // which have a decay each
     int head_dim = 0;  // channels of a head

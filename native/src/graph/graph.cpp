@@ -4,8 +4,7 @@
 
 #include "graph/attention_branch.h"
 #include "graph/ffn.h"
-#include "graph/recurrent/delta_net.h"
-#include "graph/recurrent/mamba2.h"
+#include "graph/recurrent/branch.h"
 
 namespace lkv {
 namespace {
@@ -15,13 +14,7 @@ constexpr size_t max_nodes_per_layer = 88;
 // What mixes tokens, by layer.
 struct Branches {
     AttentionBranch attention;
-    DeltaNetBranch delta_net;
-    Mamba2Branch mamba2;
-
-    ggml_tensor* build(Mixer mixer, ggml_tensor* x, int il) {
-        if (mixer == Mixer::delta_net) return delta_net.build(x, il);
-        return mixer == Mixer::mamba2 ? mamba2.build(x, il) : attention.build(x, il);
-    }
+    std::unique_ptr<RecurrentBranch> recurrent;
 };
 
 class Builder {
@@ -201,7 +194,8 @@ ggml_tensor* Builder::layer(Branches& branches, ggml_tensor* x, int il) {
     ggml_tensor* input = normed(x, weights.attn_norm, weights.attn_norm_bias);
     ggml_tensor* const attention_input =
         weights.attn_norm_2 == nullptr ? input : ops_.norm(x, weights.attn_norm_2, weights.attn_norm_2_bias);
-    ggml_tensor* attended = branches.build(h_.mixer(il), attention_input, il);
+    ggml_tensor* attended =
+        h_.recurs(il) ? branches.recurrent->build(attention_input, il) : branches.attention.build(attention_input, il);
     if (is_last) {
         if (shape_.n_outputs == 0) return nullptr;
         if (graph_.out_ids != nullptr) {
@@ -236,7 +230,7 @@ void Builder::build() {
         graph_.out_ids = input(GGML_TYPE_I32, shape_.n_outputs, 1, "out_ids");
     }
     if (!shape_.fused) add_reference_inputs();
-    Branches branches{{from_, ops_, graph_}, {from_, ops_, graph_}, {from_, ops_, graph_}};
+    Branches branches{{from_, ops_, graph_}, recurrent_branch(from_, ops_, graph_)};
     for (int il = first_layer(); il < end_layer(); il++) {
         x = layer(branches, x, il);
         if (x == nullptr) return;

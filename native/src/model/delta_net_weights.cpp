@@ -4,7 +4,7 @@
 
 namespace lkv {
 
-DeltaNetWeights load_delta_net(const FileTensors& tensors, const DeltaNetSizes& sizes, int n_embd,
+DeltaNetWeights load_recurrent(const FileTensors& tensors, const DeltaNetSizes& sizes, int n_embd,
                                const std::string& blk) {
     const int64_t n_v = sizes.n_v_heads;
     DeltaNetWeights w;

@@ -1,6 +1,7 @@
 // The weights of a gated delta net, under llama.cpp's names.
 #pragma once
 
+#include <array>
 #include <string>
 #include <vector>
 
@@ -31,12 +32,14 @@ struct DeltaNetWeights {
     ggml_tensor* norm = nullptr;    // ssm_norm [head_dim], of each head's output
     ggml_tensor* output = nullptr;  // ssm_out [value_width, n_embd]
 
-    // What multiplies the layer's input.
+    // What multiplies the layer's input, present ones.
     std::vector<ggml_tensor*> inputs() const;
+    // The largest weights, null ones among them.
+    std::array<ggml_tensor*, 4> largest() const { return {qkv, packed, gate, output}; }
 };
 
 // blk: "blk.3.". Errors: Error for a tensor that is missing, of another shape or of a type that ggml cannot compute with.
-DeltaNetWeights load_delta_net(const FileTensors& tensors, const DeltaNetSizes& sizes, int n_embd,
+DeltaNetWeights load_recurrent(const FileTensors& tensors, const DeltaNetSizes& sizes, int n_embd,
                                const std::string& blk);
 
 // Makes `merged` from placed weights that have one type and lie side by side. ctx: where it lives.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
 #include <cstring>
 
 #include "base/error.h"
@@ -79,6 +80,7 @@ ggml_tensor* FileTensors::optional(const std::string& name, std::initializer_lis
              shape_text(found->ne, ggml_n_dims(found)));
     }
     check_type(found, ne.size() > 1 && !name.ends_with(".bias"));
+    read_.insert(found);
     return found;
 }
 
@@ -88,6 +90,22 @@ ggml_tensor* FileTensors::need(const std::string& name, std::initializer_list<in
         fail("gguf", "expected a tensor ", name, "; got none");
     }
     return found;
+}
+
+std::string FileTensors::unread(int n_layer) const {
+    for (const ggml_tensor* const tensor : all()) {
+        const std::string name = tensor->name;
+        const bool changes_results = name.ends_with(".bias") || name.ends_with(".scale");
+        if (!changes_results || read_.contains(tensor)) continue;
+        int layer = -1;
+        int end = 0;
+        if (std::sscanf(name.c_str(), "blk.%d.%n", &layer, &end) != 1 || layer >= n_layer) continue;
+        const std::string role = name.substr(static_cast<size_t>(end));
+        const bool is_replaced =
+            role.starts_with("attn_k.") || role.starts_with("attn_v.") || role.starts_with("attn_qkv.");
+        if (!is_replaced || role.ends_with(".scale")) return name;
+    }
+    return {};
 }
 
 std::vector<float> to_floats(const ggml_tensor* tensor) {

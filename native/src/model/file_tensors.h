@@ -2,6 +2,7 @@
 #pragma once
 
 #include <initializer_list>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,10 @@ public:
     // The tensor in any shape and type; null: no such tensor.
     const ggml_tensor* find(const std::string& name) const { return ggml_get_tensor(context_.get(), name.c_str()); }
 
+    // A factor or bias of the first n_layer layers that nobody asked for, though results need it; "": none. K's and V's are left out, as
+    // a sidecar replaces them.
+    std::string unread(int n_layer) const;
+
     std::vector<ggml_tensor*> all() const;
     size_t bytes() const { return bytes_; }
     int64_t n_params() const { return n_params_; }
@@ -31,6 +36,7 @@ public:
 private:
     std::vector<ggml_backend_buffer_ptr> spans_;  // one for every span of the file
     TensorContext context_;
+    mutable std::set<const ggml_tensor*> read_;
     size_t bytes_ = 0;
     int64_t n_params_ = 0;
 };

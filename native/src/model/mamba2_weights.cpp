@@ -4,7 +4,7 @@
 
 namespace lkv {
 
-Mamba2Weights load_mamba2(const FileTensors& tensors, const Mamba2Sizes& sizes, int n_embd, const std::string& blk) {
+Mamba2Weights load_recurrent(const FileTensors& tensors, const Mamba2Sizes& sizes, int n_embd, const std::string& blk) {
     const int64_t inner = sizes.inner();
     Mamba2Weights w;
     w.input = tensors.need(blk + "ssm_in.weight", {n_embd, inner + sizes.channels() + sizes.n_heads});

@@ -1,7 +1,9 @@
 // The weights of a Mamba-2 layer, under llama.cpp's names.
 #pragma once
 
+#include <array>
 #include <string>
+#include <vector>
 
 #include "decoder/mamba2.h"
 #include "ggml.h"
@@ -21,9 +23,12 @@ struct Mamba2Weights {
     ggml_tensor* passed = nullptr;     // ssm_d [1, n_heads]: how much of its input a head gives out as it is
     ggml_tensor* norm = nullptr;       // ssm_norm [inner / n_groups, n_groups], of each group's output
     ggml_tensor* output = nullptr;     // ssm_out [inner, n_embd]
+
+    std::vector<ggml_tensor*> inputs() const { return {input}; }  // what multiplies the layer's input
+    std::array<ggml_tensor*, 2> largest() const { return {input, output}; }
 };
 
 // blk: "blk.3.". Errors: Error for a tensor that is missing, of another shape or of a type that ggml cannot compute with.
-Mamba2Weights load_mamba2(const FileTensors& tensors, const Mamba2Sizes& sizes, int n_embd, const std::string& blk);
+Mamba2Weights load_recurrent(const FileTensors& tensors, const Mamba2Sizes& sizes, int n_embd, const std::string& blk);
 
 }  // namespace lkv

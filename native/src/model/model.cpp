@@ -79,6 +79,11 @@ void Model::load_tensors() {
         layers_.push_back(load_layer(tensors_, h, cache_spec_.layers[static_cast<size_t>(il)], il));
         factor_bytes_ += lkv::factor_bytes(layers_.back());
     }
+    if (const std::string name = tensors_.unread(h.n_layer); !name.empty()) {
+        const char* const hint =
+            name.ends_with(".scale") ? ", a factor of NVFP4 weights; use a file of another quantization" : "";
+        fail("gguf", "expected tensors of the ", h.architecture, " architecture; got ", name, hint);
+    }
     token_rows_ = static_cast<const char*>(token_embd_->data);
     place_weights();
 }
@@ -127,7 +132,10 @@ void Model::place_weights() {
         gpu_buffers_.push_back(move_to_gpu(weights_of(run), run, memory(run), holds));
     }
     merged_ = tensor_context(ggml_tensor_overhead() * (layers_.size() + 1));
-    for (LayerWeights& l : std::span(layers_).subspan(n_host)) merge_inputs(merged_.get(), l.delta_net);
+    for (LayerWeights& l : std::span(layers_).subspan(n_host)) {
+        if (!l.recurrent) continue;
+        if (auto* const net = std::get_if<DeltaNetWeights>(&*l.recurrent)) merge_inputs(merged_.get(), *net);
+    }
 }
 
 ggml_backend_buffer_type_t Model::memory(const LayerRun& run) const {
@@ -159,7 +167,8 @@ std::vector<ggml_tensor*> Model::weights_of(const LayerRun& run) const {
     std::erase_if(found, [&](const ggml_tensor* weight) { return run_of(weight) != &run; });
     // what one product may take comes one after the other
     for (const LayerWeights& l : std::span(layers_).subspan(static_cast<size_t>(n_host_layers()))) {
-        for (ggml_tensor* const weight : l.delta_net.inputs()) {
+        if (!l.recurrent) continue;
+        for (ggml_tensor* const weight : std::visit([](const auto& own) { return own.inputs(); }, *l.recurrent)) {
             if (std::erase(found, weight) > 0) found.push_back(weight);
         }
     }

@@ -64,12 +64,18 @@ std::vector<ggml_backend_buffer_ptr> interleave(std::span<const LayerWeights> la
     std::vector<ggml_backend_buffer_ptr> copies;
     size_t bytes = 0;
     for (const LayerWeights& l : layers) {
-        for (ggml_tensor* weight :
-             {l.attn_q,        l.attn_k,           l.attn_v,         l.attn_qkv,         l.attn_output, l.attn_gate,
-              l.mla.q,         l.mla.q_a,          l.mla.q_b,        l.mla.kv_a,         l.attn_k_a,    l.attn_v_a,
-              l.delta_net.qkv, l.delta_net.packed, l.delta_net.gate, l.delta_net.output, l.ffn_gate,    l.ffn_up,
-              l.ffn_down,      l.shared_gate,      l.shared_up,      l.shared_down,      l.dense_gate,  l.dense_up,
-              l.dense_down,    l.mamba2.input,     l.mamba2.output}) {
+        std::vector<ggml_tensor*> weights = {
+            l.attn_q,   l.attn_k,      l.attn_v,    l.attn_qkv,    l.attn_output, l.attn_gate, l.mla.q,
+            l.mla.q_a,  l.mla.q_b,     l.mla.kv_a,  l.attn_k_a,    l.attn_v_a,    l.ffn_gate,  l.ffn_up,
+            l.ffn_down, l.shared_gate, l.shared_up, l.shared_down, l.dense_gate,  l.dense_up,  l.dense_down};
+        if (l.recurrent) {
+            std::visit(
+                [&](const auto& own) {
+                    for (ggml_tensor* const weight : own.largest()) weights.push_back(weight);
+                },
+                *l.recurrent);
+        }
+        for (ggml_tensor* weight : weights) {
             if (weight == nullptr || !ggml_is_quantized(weight->type)) continue;
             const ggml_backend_buffer_type_t type = interleaved_type(device, weight);
             if (type == nullptr) continue;

@@ -68,8 +68,9 @@ private:
     void load_mla();
     void load_mixer() {
         if (attends_) load_attention();
-        if (h_.mixer(il_) == Mixer::delta_net) l_.delta_net = load_delta_net(tensors_, h_.delta_net, h_.n_embd, blk_);
-        if (h_.mixer(il_) == Mixer::mamba2) l_.mamba2 = load_mamba2(tensors_, h_.mamba2, h_.n_embd, blk_);
+        if (!h_.recurs(il_)) return;
+        std::visit([&](const auto& sizes) { l_.recurrent = load_recurrent(tensors_, sizes, h_.n_embd, blk_); },
+                   *h_.recurrence);
     }
     void load_projections();
     void load_value_projection();

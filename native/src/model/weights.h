@@ -1,7 +1,9 @@
 // A layer's weights: tensors of the file, and what kernels read of them in f32.
 #pragma once
 
+#include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "cache/spec/cache_spec.h"
@@ -52,9 +54,9 @@ struct LayerWeights {
     ggml_tensor* attn_v_e_bias = nullptr;
     ggml_tensor* attn_v_b = nullptr;  // [rank_v max, w]
 
-    MlaWeights mla;             // in place of Q, K and V and their factors, but for attn_v_e
-    DeltaNetWeights delta_net;  // in place of all those but the norms, in a layer that does not attend
-    Mamba2Weights mamba2;       // the same
+    MlaWeights mla;  // in place of Q, K and V and their factors, but for attn_v_e
+    // In place of all those but the norms, in a layer that is recurrent.
+    std::optional<std::variant<DeltaNetWeights, Mamba2Weights>> recurrent;
 
     ggml_tensor* ffn_norm = nullptr;  // absent in parallel blocks, or as attn_norm
     ggml_tensor* ffn_norm_bias = nullptr;

@@ -69,19 +69,19 @@ bool spares(const Memory& a, const Memory& b) {
     return true;
 }
 
-// Nodes [begin, attention] of the graph, with one store among them.
-std::optional<Branches> branches_of(ggml_cgraph* graph, int begin, int store, int attention) {
-    const ggml_tensor* const rows = ggml_graph_node(graph, store);
+// By node: which of K, V and the queries it leads to.
+using Leads = std::unordered_map<const ggml_tensor*, uint8_t>;
+
+Leads leads_of(ggml_cgraph* graph, int begin, const ggml_tensor* rows, int attention) {
     const ggml_tensor* const attend = ggml_graph_node(graph, attention);
-    std::unordered_map<const ggml_tensor*, uint8_t> leads;
+    Leads leads;
     for (int s = 0; s < GGML_MAX_SRC; s++) {
         if (rows->src[s] == nullptr) continue;
         const bool is_k = s % 2 == 0 && rows->src[s] != rows->src[s + 1];  // and no row of V alone
         leads[rows->src[s]] |= is_k ? to_k : to_v;
     }
-    const ggml_tensor* const last_q = last_queries(attend);
     leads[attend->src[0]] |= to_q;
-    leads[last_q] |= to_q;
+    leads[last_queries(attend)] |= to_q;
     for (int i = attention - 1; i >= begin; i--) {
         const ggml_tensor* const node = ggml_graph_node(graph, i);
         const uint8_t to = leads[node];
@@ -91,6 +91,22 @@ std::optional<Branches> branches_of(ggml_cgraph* graph, int begin, int store, in
             }
         }
     }
+    return leads;
+}
+
+// Whether no branch reads or writes what another writes.
+bool run_apart(ggml_cgraph* graph, const Branches& b) {
+    const ggml_tensor* const rows = ggml_graph_node(graph, b.store);
+    const Memory k = memory_of(graph, b.k, b.v, rows->src[0] == rows->src[1] ? nullptr : rows->src[0]);
+    const Memory v = memory_of(graph, b.v, b.store, rows->src[1]);
+    const Memory q = memory_of(graph, b.store + 1, b.attention, last_queries(ggml_graph_node(graph, b.attention)));
+    return spares(k, v) && spares(k, q) && spares(v, k) && spares(v, q) && spares(q, k) && spares(q, v);
+}
+
+// Nodes [begin, attention] of the graph, with one store among them.
+std::optional<Branches> branches_of(ggml_cgraph* graph, int begin, int store, int attention) {
+    const ggml_tensor* const attend = ggml_graph_node(graph, attention);
+    Leads leads = leads_of(graph, begin, ggml_graph_node(graph, store), attention);
     Branches b{begin, begin, begin, store, attention, attention, attention};
     const auto leads_to = [&](int i, uint8_t one) {
         const ggml_tensor* const node = ggml_graph_node(graph, i);
@@ -125,11 +141,7 @@ std::optional<Branches> branches_of(ggml_cgraph* graph, int begin, int store, in
     }
     b.rope = b.latent_q;
     if (b.latent_q > store + 1 && ggml_graph_node(graph, b.latent_q - 1)->op == GGML_OP_ROPE) b.rope--;
-    const Memory k = memory_of(graph, b.k, b.v, rows->src[0] == rows->src[1] ? nullptr : rows->src[0]);
-    const Memory v = memory_of(graph, b.v, store, rows->src[1]);
-    const Memory q = memory_of(graph, store + 1, attention, last_q);
-    const bool apart = spares(k, v) && spares(k, q) && spares(v, k) && spares(v, q) && spares(q, k) && spares(q, v);
-    return apart ? std::optional(b) : std::nullopt;
+    return run_apart(graph, b) ? std::optional(b) : std::nullopt;
 }
 
 }  // namespace

@@ -31,6 +31,8 @@ public:
     virtual void send(const ggml_tensor* tensor, Gpu& other, ggml_tensor* to) = 0;
     // Waits for the run and copies one of its results; null: only waits. Errors: Error when the device failed.
     virtual void finish(const ggml_tensor* tensor, void* data, size_t bytes) = 0;
+    // Memory for n copies of recurrent states, each of so many bytes, ahead of the first.
+    virtual void reserve_copies(size_t n, size_t bytes) = 0;
     // Copies what recurrent layers have once all that was started has run, and does not wait for it.
     virtual std::shared_ptr<const StateCopy> copy(std::span<const StateTensors::Piece> pieces) = 0;
     // After a run, under eviction: adds what slots have gathered to the cache's masses.

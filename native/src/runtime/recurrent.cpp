@@ -1,8 +1,5 @@
 // A session's part in the states of recurrent layers: where they live, and when they change.
-#include <algorithm>
-#include <array>
-
-#include "base/error.h"
+#include "graph/recurrent/branch.h"
 #include "runtime/session.h"
 
 namespace lkv {
@@ -10,36 +7,19 @@ namespace {
 
 constexpr int32_t snapshot_distance = 2048;  // tokens from one copy of a recurrent state to the next
 
-// ggml-cuda ends the process where it has no kernel for a recurrent layer's sizes.
-void check_gpu_takes(const HParams& h) {
-    constexpr std::array head_dims = {16, 32, 64, 128};
-    constexpr std::array d_convs = {3, 4, 5, 9, 15};
-    const auto is_in = [](const auto& known, int n) { return std::find(known.begin(), known.end(), n) != known.end(); };
-    if (const Mamba2Sizes& sizes = h.mamba2; sizes.d_conv > 0) {
-        const bool fits = (sizes.d_state == 128 || sizes.d_state == 256) && sizes.head_dim % 16 == 0;
-        if (fits && is_in(d_convs, sizes.d_conv) && sizes.channels() % 128 == 0) return;
-        fail("gpu",
-             "expected Mamba-2 with states of 128 or 256, heads of a multiple of 16 channels, and convolutions of ",
-             "3, 4, 5, 9 or 15 inputs over a multiple of 128 channels; got states of ", sizes.d_state, ", heads of ",
-             sizes.head_dim, ", and ", sizes.d_conv, " inputs over ", sizes.channels(), " channels; use -ngl 0");
-    }
-    const DeltaNetSizes& sizes = h.delta_net;
-    if (is_in(head_dims, sizes.head_dim) && is_in(d_convs, sizes.d_conv) && sizes.channels() % 128 == 0) return;
-    fail("gpu", "expected delta nets with heads of 16, 32, 64 or 128 channels, and convolutions of 3, 4, 5, 9 or 15 ",
-         "inputs over a multiple of 128 channels; got heads of ", sizes.head_dim, ", and ", sizes.d_conv,
-         " inputs over ", sizes.channels(), " channels; use -ngl 0");
-}
-
 }  // namespace
 
 void Session::attach_states() {
     std::vector<StateMemory*> memories;
     for (PipelineStage& stage : stages_) {
-        if (stage.on_gpu()) check_gpu_takes(model_->hparams());
+        if (stage.on_gpu()) check_gpu_takes(*model_->hparams().recurrence);
         stage.states = std::make_unique<StateTensors>(model_->hparams(), stage.run, cache_.states().n_slots(),
                                                       model_->memory(stage.run));
         if (stage.on_gpu()) {
             stage.states->copy_by([gpu = stage.gpu.get()](auto pieces) { return gpu->copy(pieces); });
+            // of one sequence, and the one that is made before an older one goes
+            constexpr size_t n = SequenceState::copies_of_sequence + 1;
+            if (stage.states->slot_bytes() > 0) stage.gpu->reserve_copies(n, stage.states->slot_bytes());
         }
         memories.push_back(stage.states.get());
     }

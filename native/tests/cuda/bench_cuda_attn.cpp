@@ -1,11 +1,13 @@
 // Speed of the CUDA kernels alone, as JSON on standard output: microseconds a layer, GB/s of stored rows, share of the copy
 // bandwidth measured first.   bench_cuda_attn [depth …] [--tokens N] [--only TEXT …] [--kernel NAME] [--expand HOW] [--by-warp] [--cold]
+// [--general]
 //
-// --only: rows whose "model path format" contains one of the texts. --tokens: decode (1) or a ubatch (512) alone.
+// --only: rows whose "model path format" contains one of the texts. --tokens: so many alone, in place of one and of 512.
 // --kernel: the kernel of that name in place of the planned one; rows that it does not take are left out. --expand units, chunks: as for rows
 // that are decoded so, where the plan says warpgroups.
 // --cold: a copy of 64 MiB before every layer, as a layer's weights displace caches, its own time taken off.
 // --by-warp: no products by warpgroups, as on GPUs that are not of compute capability 9.0.
+// --general: the MLA kernel for all kinds of rows, where the plan says the one for rows with scales.
 // Decode of one token. Layers are cycled so that the rows of one pass exceed the L2 cache several times; rows are written by
 // the store kernel from normal values. Times: median of 5 replays of one captured graph over all layers.
 #include <cstdio>
@@ -16,6 +18,7 @@
 #include "check.h"
 #include "cuda/cuda_case.h"
 #include "ops/cuda/kernels/expand/layout.h"
+#include "ops/cuda/kernels/mla/layout.h"
 
 namespace {
 
@@ -70,6 +73,9 @@ const std::vector<SegmentSpec> v_14 = {{q4, 128}, {q4, 128}, {q2, 128}, {q2, 128
 // The same of four.
 const std::vector<SegmentSpec> k_14_of_4 = {{q8, 32}, {q4, 128}, {q2, 128}, {q1, 64}, {q1, 32}};
 const std::vector<SegmentSpec> v_14_of_4 = {{q4, 128}, {q2, 128}, {q1, 128}};
+// Rows whose group has the scales, as `convert` writes them by default, of the same bytes.
+const std::vector<SegmentSpec> k_rows_of_4 = {{n6, 32}, {n4, 96}, {n3, 64}, {n2, 160}, {n1, 160}};
+const std::vector<SegmentSpec> v_rows_of_4 = {{n4, 32}, {n3, 96}, {n2, 192}, {n1, 160}};
 const std::vector<SegmentSpec> k_8 = {{q4, 64}, {q4, 128}, {q2, 64}, {q2, 128}, {q1, 128}};
 const std::vector<SegmentSpec> v_8 = {{q4, 64}, {q2, 64}, {q2, 128}, {q1, 128}, {q1, 128}};
 
@@ -77,6 +83,7 @@ const std::vector<Shape> shapes = {
     {"8B", "plan 28 %", 32, 8, 8, 1024, 8, 1024, false, true, false, k_28, v_28},
     {"8B", "plan 14 %", 32, 8, 8, 1024, 8, 1024, false, true, false, k_14, v_14},
     {"8B", "plan 14 % of four", 32, 8, 4, 512, 4, 512, false, true, false, k_14_of_4, v_14_of_4},
+    {"8B", "rows 14 % of four", 32, 8, 4, 512, 4, 512, false, true, false, k_rows_of_4, v_rows_of_4},
     {"8B", "plan 8.5 %", 32, 8, 8, 1024, 8, 1024, false, true, false, k_8, v_8},
     {"7B", "plan 14 %", 32, 32, 8, 1024, 8, 1024, false, true, false, k_14, v_14},
     {"8B", "full/full", 32, 8, 1, 0, 1, 0, false},
@@ -97,6 +104,7 @@ const std::vector<Shape> shapes = {
 struct Forced {
     std::string kernel;
     std::string expand;
+    bool general = false;
 };
 
 // The plan of the kernel that is asked for.
@@ -122,6 +130,11 @@ lkv::cuda::Plan plan_of(const lkv::cuda::Request& request, const Forced& forced)
     if (!forced.expand.empty() && plan.kernel->name == std::string("expand")) {
         auto own = plan.as<ExpandPlan>();
         own.by = forced.expand == "units" ? ExpandBy::units : ExpandBy::chunks;
+        plan.keep(own);
+    }
+    if (forced.general && plan.kernel->name == std::string("mla")) {
+        auto own = plan.as<MlaPlan>();
+        own.bare = 0;
         plan.keep(own);
     }
     return plan;
@@ -381,6 +394,8 @@ int main(int argc, char** argv) {
         }
         if (arg == "--cold") {
             cold = true;
+        } else if (arg == "--general") {
+            forced.general = true;
         } else if (arg == "--by-warp") {
             device.warpgroups = false;
         } else if (arg == "--only") {
@@ -419,8 +434,7 @@ int main(int argc, char** argv) {
         };
     }
     const char* separator = "\n";
-    for (const int n_tokens : {1, 512}) {
-        if (only_tokens != 0 && n_tokens != only_tokens) continue;
+    for (const int n_tokens : only_tokens != 0 ? std::vector{only_tokens} : std::vector{1, 512}) {
         for (const Shape& shape : shapes) {
             for (const int depth : depths) {
                 if (n_tokens > 1 && depth != 16384) continue;

@@ -11,6 +11,7 @@
 #include "cuda/delta_net_case.h"
 #include "ops/cuda/gpu/chain.cuh"
 #include "ops/cuda/kernels/expand/layout.h"
+#include "ops/cuda/kernels/mla/layout.h"
 #include "ops/cuda/step/early_start.h"
 #include "ops/cuda/step/product.h"
 
@@ -442,6 +443,7 @@ struct MlaRows {
     bool windows = true, permute = false;
     int n_split = 0, window = 0;
     bool alibi = false;
+    bool bare = false;  // the kernel for rows with scales alone
 };
 
 void compare_mla(const std::vector<MlaRows>& cases, unsigned seed) {
@@ -464,7 +466,7 @@ void compare_mla(const std::vector<MlaRows>& cases, unsigned seed) {
         s.v_latent = true;
         s.k_segments = of.k;
         s.v_segments = of.v;
-        s.k_formats = s.v_formats = of.windows ? std::vector{f16, f16, q4} : std::vector{f16};
+        s.k_formats = s.v_formats = of.windows ? std::vector{f16, f16, q4} : std::vector{of.k[0].format};
         s.uniform = true;
         s.n_past = of.n_past;
         s.n_tokens = of.n_tokens;
@@ -476,6 +478,8 @@ void compare_mla(const std::vector<MlaRows>& cases, unsigned seed) {
         const AttnCase c(s);
         DeviceCase device(c.params);
         CHECK_MSG(kernel_of(device) == "mla", s.name + ": planned for " + kernel_of(device));
+        const bool bare = device.args.as<lkv::cuda::MlaPlan>().bare != 0;
+        CHECK_MSG(bare == of.bare, s.name + ": not the kernel that it is for");
         if (of.n_split != 0) device.args.n_split = of.n_split;
         const std::vector<float> got = device.run();
         const double error = relative_error(got, c.oracle());
@@ -541,10 +545,11 @@ void mla() {
     compare_mla(cases, 900);
 }
 
-// The same of rows whose groups have scales: every width in runs of one unit and of several, in K and in V.
+// The same of rows whose groups have scales: every width in runs of one unit and of several, in K and in V. Where they are all that a layer
+// has, they have a kernel of their own.
 void mla_scales() {
     using enum Format;
-    const std::vector<MlaRows> cases = {
+    std::vector<MlaRows> cases = {
         {"six widths",
          4,
          4,
@@ -566,6 +571,19 @@ void mla_scales() {
          2,
          90},
     };
+    const size_t n_beside = cases.size();
+    for (size_t i = 0; i < n_beside; i++) {
+        cases.push_back(cases[i]);
+        cases.back().windows = false;
+        cases.back().bare = true;
+    }
+    cases.push_back(cases[n_beside]);  // a row of queries, and a tile that ends early in each of three parts
+    cases.back().rep = 2;
+    cases.back().n_past = 420;
+    cases.back().n_split = 3;
+    cases.push_back(cases[n_beside]);  // two thread blocks' rows, which the other kernel has in one
+    cases.back().rep = 6;
+    cases.back().bare = false;
     compare_mla(cases, 950);
 }
 
@@ -618,18 +636,94 @@ void apart() {
         }
         c.params.regions[0].seq = seq.data();
         DeviceCase device(c.params, lkv::test::device_limits(), true);
-        auto plan = device.args.as<lkv::cuda::MlaPlan>();
-        CHECK_MSG(kernel_of(device) == "mla" && plan.apart > 0, s.name + ": planned otherwise");
-        if (of.n_split != 0) {
-            plan.apart = of.n_split;
-            device.args.keep(plan);
-        }
+        CHECK_MSG(kernel_of(device) == "mla" && device.args.apart > 0, s.name + ": planned otherwise");
+        if (of.n_split != 0) device.args.apart = of.n_split;
         const double error = relative_error(device.run(), c.oracle());
         CHECK_MSG(error <= rounded_tolerance, s.name + ": relative error " + std::to_string(error));
         DeviceCase together(c.params);
-        CHECK_MSG(together.args.as<lkv::cuda::MlaPlan>().apart == 0, s.name + ": apart unasked");
+        CHECK_MSG(together.args.apart == 0, s.name + ": apart unasked");
         const double between = relative_error(device.run(), together.run());
         CHECK_MSG(between <= rounded_tolerance, s.name + ": from all slots, " + std::to_string(between));
+    }
+}
+
+// The same of rows that decode/ takes: full ones in formats that the kernel has code for and others, blocks of tokens with exact windows and
+// without, latents; heads of every width, parts of one tile and of several, a part a token.
+void rows_apart() {
+    using enum Format;
+    struct Batch {
+        const char* name;
+        Format format;
+        int head_dim, n_kv, rep, n_seq, n_past;
+        std::vector<int32_t> q_seq;  // in place of one token a sequence
+        bool permute = false;
+        int parts = 0, window = 0;
+        bool alibi = false;
+        Format v = none;       // another format than K's
+        bool windows = false;  // before the middle
+        int rank = 0;          // above 0: latents of so many channels
+    };
+    const Batch batches[] = {
+        {"two of 6 rows", f16, 128, 2, 6, 2, 500, {}},
+        {"nine of 8 rows", f16, 64, 2, 8, 9, 90, {}, true},
+        {"three of 20 rows, in parts", f16, 128, 1, 20, 3, 600, {}, true, 40},
+        {"a part each", f16, 128, 2, 2, 5, 130, {}, false, 1},
+        {"a window", f16, 64, 2, 4, 3, 300, {}, true, 9, 70},
+        {"forty, slopes", f16, 64, 2, 1, 40, 30, {}, true, 60, 0, true},
+        {"three of unlike lengths", f16, 64, 2, 4, 3, 700, {0, 2}, false, 12},
+        {"six that ask one of three", q8_0, 128, 2, 4, 3, 300, {2, 2, 2, 2, 2, 2}, true},
+        {"twelve", q8_0, 64, 2, 6, 12, 60, {}, false, 30},
+        {"three in parts", q4_0, 128, 2, 4, 3, 700, {}, true, 20},
+        {"wide heads", f16, 256, 1, 4, 3, 300, {}, true},
+        {"wide heads", q8_0, 256, 1, 4, 3, 300, {}, true, 7},
+        {"four", q4, 128, 2, 4, 4, 150, {}, true},
+        {"four", f32, 64, 2, 3, 4, 150, {}},
+        {"six", c4, 128, 2, 4, 6, 200, {}, true, 0, 0, false, q4, true},
+        {"three of 12 rows, in parts", c3, 64, 1, 12, 3, 500, {}, true, 20, 0, false, q3, true},
+        {"twenty and a window", c4, 64, 2, 2, 20, 90, {}, true, 0, 60, false, f16, true},
+        {"four that ask one of three", c2, 256, 1, 4, 3, 300, {1, 1, 1, 1}, true, 9, 0, false, q2, false},
+        {"latents that mla/ does not take", q3, 64, 2, 3, 3, 300, {}, true, 9, 0, false, q3, false, 96},
+        {"nine such", q6, 128, 2, 4, 9, 80, {}, true, 20, 0, false, q6, false, 64},
+    };
+    unsigned seed = 2700;
+    for (const Batch& of : batches) {
+        if (of.format == f16 && of.head_dim == 256 && lkv::test::device_limits().shared_bytes < 128 * 1024) continue;
+        AttnShape s;
+        s.name = std::string("apart, rows of ") + lkv::format_name(of.format) + ", " + of.name;
+        s.head_dim = of.head_dim;
+        s.n_kv = of.n_kv;
+        s.rep = of.rep;
+        s.k_formats = {of.format};
+        s.v_formats = {of.v == none ? of.format : of.v};
+        if (of.windows) {
+            s.k_formats.insert(s.k_formats.begin(), {f16, f16});
+            s.v_formats.insert(s.v_formats.begin(), {f16, f16});
+            s.region_tokens = {4, 60};
+        }
+        if (of.rank > 0) {
+            s.v_latent = true;
+            s.k_ranks = s.v_ranks = std::vector<int>(static_cast<size_t>(of.n_kv), of.rank);
+        }
+        s.uniform = true;
+        s.n_seq = of.n_seq;
+        s.n_past = of.n_past;
+        s.permute = of.permute;
+        s.window = of.window;
+        s.alibi = of.alibi;
+        s.seed = seed++;
+        AttnCase c(s);
+        if (!of.q_seq.empty()) c.params.q_seq = of.q_seq.data();
+        DeviceCase device(c.params, lkv::test::device_limits(), true);
+        CHECK_MSG(kernel_of(device) == "decode" && device.args.apart > 0,
+                  s.name + ": planned for " + kernel_of(device));
+        if (of.parts != 0) {
+            device.args.apart = device.args.n_split = of.parts;
+            device.args.least_tiles = 1;
+        }
+        const double error = relative_error(device.run(), c.oracle());
+        CHECK_MSG(error <= tolerance_of(s), s.name + ": relative error " + std::to_string(error));
+        CHECK_MSG(relative_error(device.run(), c.oracle(Perturb::score)) > tolerance_of(s),
+                  s.name + ": scores 1 % off go unseen");
     }
 }
 
@@ -1834,6 +1928,7 @@ int main(int argc, char** argv) {
     run("mla", true, mla);
     run("mla_scales", true, mla_scales);
     run("apart", true, apart);
+    run("rows_apart", true, rows_apart);
     run("one_row", true, one_row);
     run("random_regions", true, [] { random_regions(1, 60); });
     run("rows", true, rows);

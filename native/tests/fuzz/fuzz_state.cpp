@@ -76,7 +76,7 @@ Small small(int kind) {
             of.options.recent = 4;
             break;
         case recurrent:
-            of.hparams.delta_net = {2, 2, 1, 1};
+            of.hparams.recurrence = lkv::DeltaNetSizes{2, 2, 1, 1};
             of.hparams.block.layers[1].mixer = lkv::Mixer::delta_net;
             of.spec.layers[1] = {};
             break;

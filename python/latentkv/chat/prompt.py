@@ -47,10 +47,11 @@ def chat_request(
     memory: AnswerMemory | None = None,
     **options: Any,
 ) -> ChatPrompt:
-    """`check_length` may refuse a text of so many bytes before its tokens are found. `memory`: of earlier
-    answers, whose tokens are taken as they were written. `options` are those of
-    ChatTemplates.apply that the calls hand on: parallel_tool_calls, chat_template_kwargs,
-    continue_final_message, reasoning_format."""
+    """The model's input for an answer to `messages`.
+
+    check_length: may refuse a text of this many bytes before it is tokenized. memory: earlier answers, which
+    keep the tokens that the model wrote. options: those of ChatTemplates.apply that the calls pass on:
+    parallel_tool_calls, chat_template_kwargs, continue_final_message, reasoning_format."""
     use = use or ToolUse()
     schema = response_schema(response_format)
     offered = use.tools
@@ -68,23 +69,7 @@ def chat_request(
     if memory is not None:
         messages = memory.with_thoughts(plain_messages(messages), _seen(written))
     rendered = template.apply(messages, **written)
-    if rendered.grammar is None and schema is not None:  # the template's own format has no place for it
-        grammar = LlamaGrammar.from_json_schema(schema)
-    if rendered.grammar is not None and schema is not None and not rendered.grammar.schemas:
-        raise expected("response_format", "no tools beside it, with this chat template", "both")
-    if rendered.grammar is None and offered and use.choice == "required":
-        raise expected(
-            "tool_choice",
-            "a chat template whose calls llama.cpp can read",
-            "one whose calls it does not know",
-            "pass chat_format='chatml-function-calling'",
-        )
-    called = rendered.grammar
-    if called is not None and offered and options.get("parallel_tool_calls") is False:
-        called = called_once(called)
-    if called is not None and use.choice == "required":
-        called = called_at_once(called, offered)
-    grammar = grammar or called
+    grammar = grammar or _grammar(rendered.grammar, use, schema, options.get("parallel_tool_calls") is False)
     if grammar is not None:
         grammar.prepare(model)
     text = utf8(rendered.text, "prompt")
@@ -103,6 +88,32 @@ def chat_request(
         text=rendered.text,
         remember=None if memory is None else partial(memory.remember, model, asked),
     )
+
+
+def _grammar(
+    written: LlamaGrammar | None, use: ToolUse, schema: Mapping[str, Any] | None, is_single: bool
+) -> LlamaGrammar | None:
+    """What constrains the answer. written: the grammar that llama.cpp made for the template. is_single: an
+    answer has one call at most.
+
+    Raises:
+        LatentKVError: the template's calls and the schema exclude each other, or llama.cpp knows no calls of
+            the template and one is required.
+    """
+    if written is None and use.tools and use.choice == "required":
+        raise expected(
+            "tool_choice",
+            "a chat template whose calls llama.cpp can read",
+            "one whose calls it does not know",
+            "pass chat_format='chatml-function-calling'",
+        )
+    if written is None:  # the template has no place for a schema
+        return None if schema is None else LlamaGrammar.from_json_schema(schema)
+    if schema is not None and not written.schemas:
+        raise expected("response_format", "no tools beside it, with this chat template", "both")
+    if use.tools and is_single:
+        written = called_once(written)
+    return called_at_once(written, use.tools) if use.choice == "required" else written
 
 
 def _known(

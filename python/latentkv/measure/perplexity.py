@@ -68,14 +68,18 @@ def perplexity(
 ) -> dict[str, Any]:
     """Scores `text` in windows of `n_ctx` tokens.
 
-    At most `chunks` windows. `window` "llama" scores the second half of each window as llama-perplexity does,
-    "plain" every token but the first. `decode` runs the tokens one by one, so that every score comes through
-    the cache as in generation, where prefill is lazy those before the first scored one at once; `parallel`
-    windows go together as sequences (0: 8 with `decode`, else as many
-    as fill an ubatch). `against` runs a second cache over the same tokens and adds what summary() calls the
-    reference's statistics; logits are compared slice by slice and never stored. Returns JSON values: ppl,
-    nll, tokens, kld, same_top and the settings; kv_bytes, allocated for all `parallel` windows, and
-    kv_bytes_per_token, what one more token of context takes beside exact ones.
+    Args:
+        window: "llama" scores the second half of each window, as llama-perplexity does; "plain" every token
+            but the first.
+        chunks: at most this many windows.
+        decode: runs tokens one by one, so that every score comes through the cache as in generation. With a
+            lazy prefill the tokens before the first scored one are a prompt.
+        parallel: windows that run together as sequences (0: 8 with `decode`, else as many as fill an ubatch).
+        against: a second cache that runs over the same tokens, for the reference's statistics of summary().
+            Logits are compared slice by slice and never stored.
+
+    Returns JSON values: ppl, nll, tokens, kld, same_top and the settings; kv_bytes, allocated for all
+    `parallel` windows; kv_bytes_per_token, what one more token of context takes beside exact ones.
     """
     if window not in WINDOWS:
         raise expected("--window", " or ".join(WINDOWS), repr(window))
@@ -103,7 +107,6 @@ def perplexity(
             progress(Progress(done, count, float(np.exp(nll_sum / tokens))))
     seconds = time.perf_counter() - begin
     scores = concatenate(parts)
-    bytes_per_token = sessions[0].kv_bytes()
     result = summary(scores) | {
         "chunks": count,
         "n_ctx": n_ctx,
@@ -111,9 +114,7 @@ def perplexity(
         "parallel": parallel,
         "decode": decode,
         "prefill": cache.prefill,
-        "kv_bytes": bytes_per_token["total"],
-        "kv_bytes_per_token": bytes_per_token["per_token"],
-        "f16_bytes_per_token": bytes_per_token["f16_per_token"],
+        **_sizes(sessions[0]),
         "implementations": dict(sessions[0].implementations),
         "seconds": seconds,
         "tokens_per_second": count * (n_ctx - 1) / seconds,
@@ -123,6 +124,15 @@ def perplexity(
     if depth_buckets:
         result["depth"] = by_depth(scores, np.concatenate(depths))
     return result
+
+
+def _sizes(session: _core.Session) -> dict[str, Any]:
+    size = session.kv_bytes()
+    return {
+        "kv_bytes": size["total"],
+        "kv_bytes_per_token": size["per_token"],
+        "f16_bytes_per_token": size["f16_per_token"],
+    }
 
 
 def _windows(model: _core.Model, text: str, n_ctx: int, window: str, chunks: int | None) -> Windows:

@@ -1,4 +1,4 @@
-"""Options of a cache that change nothing of it are refused."""
+"""Refuses cache options that would have no effect."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def require_effect(session: _core.Session, options: SessionOptions) -> None:
 
 
 def require_regions(names: Collection[str], options: SessionOptions) -> None:
-    """The part of it that regions, by name, say."""
+    """Raises LatentKVError for a row format of a region that the cache lacks. names: of its regions."""
     for name in ("sink", "recent"):
         if options[f"kv_{name}"] and name not in names:
             hint = f"pass --{name}, or leave it out"

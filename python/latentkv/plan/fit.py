@@ -1,8 +1,8 @@
-"""`auto`: how many layers on the GPUs, how long a context and which budget fit in what is free.
+"""`auto`: finds how many layers, how long a context and which budget fit in free memory.
 
-What a choice takes is forecast by the runtime before any of it is allocated (Model.forecast); here is only
-the search. A shorter context costs less than a layer on the CPU, down to `LEAST_CONTEXT` tokens of a
-sequence, and a smaller budget less than either.
+The runtime forecasts what each choice would allocate (Model.forecast); this file only searches. It would
+rather shorten the context than move a layer to the CPU, down to `LEAST_CONTEXT` tokens of a sequence, and
+would rather lower the budget than do either.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from latentkv.quantities import bytes_text
 from latentkv.ranges import N_CTX
 
 AUTO = "auto"
-# left alone: CUDA's and cuBLAS's own memory, and what other programs take meanwhile
+# Memory left free, for CUDA and cuBLAS themselves and for other programs.
 MARGIN = 1 << 30
 LEAST_CONTEXT = 4096
 LEAST_BUDGET = KvBudget("8.5%", 0.085)  # of the f16 cache: below it no quality was measured (docs/results.md)
@@ -34,7 +34,8 @@ STEP = 256  # contexts are multiples of it
 
 @dataclass(frozen=True)
 class Asked:
-    """`auto` where it is to be chosen. n_ctx: of all sequences together; 0 = as trained."""
+    """What the caller asked for, AUTO where fit() chooses. n_ctx: tokens of all sequences together; 0 = as
+    trained."""
 
     n_gpu_layers: int | str
     n_ctx: int | str
@@ -43,8 +44,8 @@ class Asked:
 
 @dataclass(frozen=True)
 class Fit:
-    """What was chosen; options: with the budget that fits, and without the context. said: one line, or ""
-    where nothing was to be chosen."""
+    """What fit() chose. options: with the chosen budget, without the context. said: one line about it for
+    the user, "" where there was nothing to choose."""
 
     n_gpu_layers: int
     n_ctx: int
@@ -54,14 +55,15 @@ class Fit:
 
     @property
     def placement(self) -> dict[str, Any]:
-        """Where layers go: _core.Model's keywords."""
+        """_core.Model's keywords that place the layers."""
         return {"n_gpu_layers": self.n_gpu_layers, **self.gpus.options()}
 
 
 def fit(path: str, latent_path: str, asked: Asked, options: SessionOptions | Mapping[str, Any]) -> Fit:
-    """
+    """Chooses what `asked` and `options` leave to AUTO.
+
     Raises:
-        LatentKVError: nothing fits, or a budget is to be chosen for what is no master file.
+        LatentKVError: nothing fits, or the budget is AUTO and the file is not a master file.
     """
     options = SessionOptions.of(options)
     sized = asked.n_ctx == AUTO or options.kv_budget == AUTO_BUDGET
@@ -88,7 +90,7 @@ def fit(path: str, latent_path: str, asked: Asked, options: SessionOptions | Map
 
     if options.n_ubatch or not gpus:
         return found(options)
-    # longer ubatches have what memory is left
+    # long ubatches are used only if they change no other choice
     usual = found(replace(options, n_ubatch=USUAL_UBATCH))
     try:
         long = found(options)
@@ -98,11 +100,11 @@ def fit(path: str, latent_path: str, asked: Asked, options: SessionOptions | Map
     return long if same == (long.n_gpu_layers, long.n_ctx, long.options.kv_budget) else usual
 
 
-Models = Callable[[int], _core.Model]  # layers on GPUs -> what describes the model so
+Models = Callable[[int], _core.Model]  # number of layers on GPUs -> a model opened to be described only
 
 
 def models_of(path: str, latent_path: str, gpus: Gpus = BY_FREE_MEMORY) -> Models:
-    """Each is opened once."""
+    """Opens the file for a number of GPU layers, once for each."""
     return cache(
         lambda n: _core.Model(
             path,
@@ -116,10 +118,10 @@ def models_of(path: str, latent_path: str, gpus: Gpus = BY_FREE_MEMORY) -> Model
 
 @dataclass(frozen=True)
 class OnCard:
-    """What a GPU with so many free bytes holds: all layers and the longest context beside them, 0: none."""
+    """Bytes on a GPU that holds all layers and the longest context that fits beside them."""
 
     free: int
-    n_ctx: int
+    n_ctx: int  # 0: no context fits
     weights: int
     states: int  # of recurrent layers
     rows: int  # and positions of tokens
@@ -129,8 +131,8 @@ class OnCard:
 def on_card(
     path: str, latent_path: str, options: SessionOptions, free: int, models: Models | None = None
 ) -> OnCard:
-    """What fits on a card, which need not be there; by the numbers that `-c auto` uses. models: of the file,
-    where several questions share them."""
+    """What a GPU with `free` bytes would hold, by the numbers that `-c auto` uses. The GPU need not exist.
+    models: models_of() the file, to share between calls."""
     options = replace(options, kv_budget=None) if options.kv_budget == AUTO_BUDGET else options
     options = replace(options, n_ubatch=options.n_ubatch or USUAL_UBATCH)
     models = models or models_of(path, latent_path)
@@ -146,8 +148,9 @@ def on_card(
 
 
 def _shared(asked: Asked, options: SessionOptions, free: list[int]) -> Gpus:
-    """What was asked for, or by default shares as free memory is: a forecast's are the model's then. free: of
-    each GPU. Where all layers have to be on one device `auto` takes one."""
+    """How layers are shared between GPUs: as asked, else in proportion to free memory, so that the forecast
+    and the model agree. Where all layers must be on one device, the GPU with the most. free: bytes of each
+    GPU."""
     if len(free) < 2 or asked.gpus != BY_FREE_MEMORY:
         return asked.gpus
     alone = options.evicts or options.prefill == "lazy"
@@ -174,8 +177,8 @@ class Need:
 
 
 def needs(forecast: Mapping[str, Any]) -> dict[int | None, Need]:
-    """What Model.forecast says: on each GPU that has layers, and on the host (None, the last), where copies
-    of recurrent states are counted as if all were there."""
+    """Bytes by device, from Model.forecast: each GPU that has layers, and last the host (None). On the host
+    all copies of recurrent states that may come to exist are counted."""
     found: dict[int | None, Need] = {}
     host = Need(cache=forecast["snapshots_most"], compute=forecast["prefill"])
     alone = len(forecast["runs"]) == 1
@@ -214,7 +217,7 @@ class _Search:
         host: int | None,
         models: Models | None = None,
     ) -> None:
-        """gpus: free bytes of each; host: too, None where what is there is not looked at."""
+        """gpus: free bytes of each GPU. host: free bytes of the host; None: any amount fits."""
         self.asked = asked
         self.options = options
         self.gpus = gpus
@@ -231,21 +234,21 @@ class _Search:
         n_layer = self.model(0).n_layer
         try:
             choice = self._best(n_layer, LEAST_CONTEXT) or self._part(n_layer)
-        except ValueError as error:  # what a GPU does not take, or not beside the CPU
+        except ValueError as error:  # the GPU cannot run this model, or not together with the CPU
             why = str(error).split("; use -ngl 0")[0]
             rest = self._said(self._best(0) or self._refuse(0))
             return replace(rest, said=f"{rest.said}; not on the GPU: {why}")
         return self._said(choice or self._best(0) or self._refuse(0))
 
     def best(self, layers: int) -> _Choice | None:
-        """The longest context beside so many layers on GPUs; None: none fits."""
+        """The choice with this many layers on GPUs; None: nothing fits."""
         return self._best(layers)
 
     def forecast(self, layers: int, n_ctx: int) -> dict[str, Any]:
         return self._forecast(layers, n_ctx, planned(self.model(layers), self.options))
 
     def _part(self, n_layer: int) -> _Choice | None:
-        """As many layers on GPUs as fit beside the shortest context."""
+        """The choice with the most layers on GPUs that fits, at the shortest context."""
         low, high, found = 0, n_layer, None
         while high - low > 1:
             middle = (low + high) // 2
@@ -256,7 +259,7 @@ class _Search:
         return found
 
     def _best(self, layers: int, least: int = STEP) -> _Choice | None:
-        """least: tokens of a sequence of an automatic context."""
+        """least: the shortest automatic context, in tokens of a sequence."""
         if self.options.kv_budget != AUTO_BUDGET:
             n_ctx = self._context(layers, least, planned(self.model(layers), self.options))
             return None if n_ctx is None else _Choice(layers, n_ctx, self.options)
@@ -269,7 +272,7 @@ class _Search:
         return None if shorter is None else _Choice(layers, shorter, smallest)
 
     def _context(self, layers: int, least: int, options: SessionOptions) -> int | None:
-        """The longest context that fits; options: without a budget."""
+        """The longest context that fits; None: none does. options: without a budget."""
         if self.asked.n_ctx != AUTO:
             return self._given() if self._over(layers, self._given(), options) <= 0 else None
         most = self._most()
@@ -284,7 +287,8 @@ class _Search:
         return low * STEP
 
     def _budget(self, layers: int, n_ctx: int) -> _Choice | None:
-        """The largest budget that fits, down to LEAST_BUDGET; counted for one sequence, as budgets are."""
+        """The choice with the largest budget that fits, at least LEAST_BUDGET. Budgets are counted for one
+        sequence."""
         model = self.model(layers)
         rows = planned(model, replace(self.options, kv_budget=WHOLE))
         cache = self._forecast(layers, n_ctx, rows)
@@ -309,7 +313,7 @@ class _Search:
         return self.model(layers).forecast(n_ctx, **options)
 
     def _over(self, layers: int, n_ctx: int, options: SessionOptions) -> int:
-        """Bytes by which it is too much, the margin counted; where nothing is too much at most 0."""
+        """Bytes that are missing on the fullest device, margin included; 0 or less: everything fits."""
         over = (
             need.total - (room - MARGIN)
             for device, need in needs(self._forecast(layers, n_ctx, options)).items()
@@ -343,7 +347,7 @@ class _Search:
         return Fit(layers, n_ctx, choice.options, said, gpus)
 
     def _refuse(self, layers: int) -> NoReturn:
-        """Says what the least of it takes."""
+        """The error for the smallest choice, which does not fit either."""
         rows = self.options
         where, hint = "-c", "choose a smaller --kv or another -ngl"
         n_ctx = (

@@ -1,4 +1,4 @@
-"""Which GPUs layers go to: llama.cpp's options."""
+"""llama.cpp's options of which GPUs run which layers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ SPLIT_MODES = ("none", "layer")  # by llama-cpp-python's numbers, LLAMA_SPLIT_MO
 
 @dataclass(frozen=True)
 class Gpus:
-    """As _core.Model has them. tensor_split: the GPUs' shares of the layers that go to GPUs, () = by free
-    memory; main_gpu: beside "none" the one that takes all."""
+    """The options under _core.Model's names. tensor_split: each GPU's share of the layers on GPUs, () = by
+    free memory. main_gpu: the GPU that has all layers if split_mode is "none"."""
 
     tensor_split: tuple[float, ...] = ()
     main_gpu: int = 0
@@ -26,7 +26,7 @@ class Gpus:
         """Arguments of Llama.
 
         Raises:
-            LatentKVError: a share below 0, or a split that there is not: of a layer's rows.
+            LatentKVError: a share below 0, or an unsupported split mode ("row").
         """
         shares = tuple(ranges.SHARE.check("tensor_split", share) for share in tensor_split or ())
         return Gpus(shares, ranges.MAIN_GPU.check("main_gpu", main_gpu), split_mode_word(split_mode))

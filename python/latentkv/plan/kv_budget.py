@@ -26,22 +26,22 @@ class KvBudget:
 
     @staticmethod
     def of_bytes(size: int, n_ctx: int) -> KvBudget:
-        """At most `size` bytes at a context, as so many tenths of a MiB as can be written down."""
+        """A budget of `size` bytes at a context, rounded down to tenths of a MiB, which its text can say."""
         tenths = 10 * size >> 20
         return KvBudget(f"{tenths / 10}MiB@{n_ctx}", None, int(tenths / 10 * (1 << 20)), n_ctx)
 
     def context(self, share_context: int) -> int:
-        """Tokens at which it is counted: its own, or what is given for a share."""
+        """The context at which the budget is counted: its own, or for a share `share_context`."""
         return self.n_ctx if self.share is None else share_context
 
     def row_bytes(self, f16_bytes: int, fixed: int, n_exact: int, states: int = 0) -> int:
-        """Bytes for the compressed rows of all slots and layers.
+        """Bytes that are left for the compressed rows of all slots and layers.
 
-        At context(): bytes of the f16 cache; of `n_exact` exact slots and all bookkeeping; of recurrent
-        layers' states, which are part of a cache and not of an f16 cache's rows.
+        All arguments are at context(). f16_bytes: of the f16 cache. fixed: of `n_exact` exact slots and all
+        bookkeeping. states: of recurrent layers; a budget in bytes pays for them, a share of f16 does not.
 
         Raises:
-            LatentKVError: the exact tokens alone take the budget.
+            LatentKVError: exact tokens and bookkeeping alone exceed the budget.
         """
         total = self.size - states if self.share is None else int(self.share * f16_bytes)
         if total <= fixed:

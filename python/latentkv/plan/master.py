@@ -46,12 +46,11 @@ class Allocation:
 
 
 def planned(model: _core.Model, options: SessionOptions | Mapping[str, Any]) -> SessionOptions:
-    """Options without `kv_budget`, which becomes the plan it asks for, and without presets, which become row
-    formats.
+    """The options with `kv_budget` replaced by a plan and presets replaced by row formats.
 
     Raises:
-        LatentKVError: the file is no master, a row format beside the budget, a budget that is too small, or a
-            cache that is not known.
+        LatentKVError: the file is not a master file, there is a row format beside the budget, the budget is
+            too small, or a cache type is unknown.
     """
     asked = SessionOptions.of(options)
     budget = asked.kv_budget
@@ -64,11 +63,11 @@ def planned(model: _core.Model, options: SessionOptions | Mapping[str, Any]) -> 
 
 
 def choose(model: _core.Model, budget: KvBudget | str, **options: Any) -> Allocation:
-    """The best plan within a budget (`14%`, `2.5GiB@131072`), which pays for sink and recent tokens too, and
-    of which eviction leaves more for a token. options: Session's.
+    """The best plan within a budget (`14%`, `2.5GiB@131072`). The budget pays for sink and recent tokens too;
+    under eviction fewer tokens share it, so each gets more. options: Session's.
 
     Raises:
-        LatentKVError: the file is no master, or the budget is too small.
+        LatentKVError: the file is not a master file, or the budget is too small.
     """
     if not isinstance(budget, KvBudget):
         budget = kv_budget.parse(budget)
@@ -105,7 +104,7 @@ def choose(model: _core.Model, budget: KvBudget | str, **options: Any) -> Alloca
 
 
 def _prices(master: Mapping[str, Any], asked: SessionOptions) -> dict[str, float]:
-    """Row formats of exact tokens to choose from, and nats per token that they cost."""
+    """Row formats for exact tokens to choose from -> nats per token that each costs."""
     prices: dict[str, float] = master["exact"]
     if asked.kv_recent and asked.kv_sink:
         return {asked.kv_recent: prices.get(asked.kv_recent, 0.0)}
@@ -113,13 +112,13 @@ def _prices(master: Mapping[str, Any], asked: SessionOptions) -> dict[str, float
 
 
 def _exact(name: str, asked: SessionOptions) -> SessionOptions:
-    """With exact tokens in the formats that were asked for, else in `name`."""
+    """The options with exact tokens in format `name`, except where the caller named a format."""
     return replace(asked, kv_sink=asked.kv_sink or name, kv_recent=asked.kv_recent or name)
 
 
 def forecast(master: Mapping[str, Any], predicted: float) -> float:
-    """Nats per token of a plan from its summed distortion, dropped segments penalised: linear in logarithms
-    between the plans that were measured at conversion, beyond them in proportion."""
+    """Nats per token of a plan. predicted: its summed distortion, with dropped segments penalised. Between
+    plans that were measured at conversion it interpolates logarithms linearly; beyond them it scales."""
     x, y = (np.log(master[name]) for name in ("predicted", "kld"))
     at = np.log(max(predicted, 1e-30))
     inside = np.clip(at, x[0], x[-1])
@@ -154,25 +153,26 @@ def _window(exact: Mapping[str, Any]) -> str:
 
 
 def _group_slots(model: _core.Model, cache: Mapping[str, Any], side: str) -> list[int]:
-    """Slots of compressed rows, of every layer and group."""
+    """Slots of compressed rows, for every layer and group."""
     pairs = zip(cache["layer_slots"], model.layers, strict=True)
     return [n_slots for n_slots, layer in pairs for _ in range(_planned(layer, side))]
 
 
 def _planned(layer: Mapping[str, Any], side: str) -> int:
-    """Groups that are planned, a table each: of MLA turned channels and the latent after them."""
+    """How many tables a layer has: one for each group; with MLA two, of RoPE's channels and of the latent."""
     return len(layer[side]["segments"]) * (2 if layer["key_only"] else 1)
 
 
 def _scale_bytes(fmt: str) -> int:
-    """Before the segments of a group in formats like this one, if they share scales; else 0."""
+    """Bytes of scales that come before a group's segments; 0 for formats whose segments have their own."""
     from latentkv import _core
 
     return _core.row_bytes([[(fmt, 32)]]) - _core.format_bytes(fmt, 32)
 
 
 def _stored(model: _core.Model, side: str) -> list[bool]:
-    """Whether all of a group's segments are stored: turned channels, after which others follow."""
+    """Whether no segment of a group may be dropped, for every layer and group: RoPE's channels of MLA, which
+    come first in a row."""
     return [
         bool(layer["key_only"]) and index == 0
         for layer in model.layers
@@ -181,7 +181,8 @@ def _stored(model: _core.Model, side: str) -> list[bool]:
 
 
 def _tables(side: Mapping[str, Any], n_slots: list[int], scales: int, stored: list[bool]) -> list[Table]:
-    """One per layer and group, bytes of all its slots. scales: bytes before a group's first segment."""
+    """A table for every layer and group; its bytes are those of all slots. scales: bytes before a group's
+    first segment."""
     if not n_slots:
         return []
     ends = np.cumsum(side["segments"])[:-1]
@@ -191,14 +192,13 @@ def _tables(side: Mapping[str, Any], n_slots: list[int], scales: int, stored: li
         whole = cost.copy()
         whole[0, :-1] += scales
         if is_stored:
-            whole[:, -1] = whole[:, 0]  # and none loses more than all others
+            whole[:, -1] = whole[:, 0]  # dropping costs as much as the widest format, so it is never chosen
         tables.append(Table(whole * n, distortion))
     return tables
 
 
 def _rooms(caches: Mapping[str, Mapping[str, Any]], budget: KvBudget) -> dict[str, int]:
-    """The bytes that the budget leaves for compressed rows, as the runtime allocates one sequence, by the row
-    format of exact tokens."""
+    """Row format of exact tokens -> bytes that the budget leaves for compressed rows of one sequence."""
     fixed = {name: _fixed(cache) for name, cache in caches.items()}
     least = min(fixed, key=lambda name: fixed[name])
     room = _room(caches[least], budget) + fixed[least]
@@ -206,7 +206,7 @@ def _rooms(caches: Mapping[str, Mapping[str, Any]], budget: KvBudget) -> dict[st
 
 
 def _fixed(cache: Mapping[str, Any]) -> int:
-    """Bytes of all but compressed rows, and of the states of recurrent layers."""
+    """Bytes of everything but compressed rows and the states of recurrent layers."""
     rows = sum(of["k"] + of["v"] for of in cache["regions"] if of["name"] in ("middle", "ring"))
     return int(cache["total"] - cache["states"] - cache["snapshots"] - rows)
 

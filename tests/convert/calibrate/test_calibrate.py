@@ -157,6 +157,24 @@ def test_sample_of_a_short_text_is_all_of_it() -> None:
     assert sample.tokens.shape == (1, 300)
 
 
+def test_windows_to_run_a_plan_on_are_longer_and_apart() -> None:
+    """From those that statistics see, and from each other; of another text where there is one."""
+    text = Encoded(np.arange(20_000), np.array([99_999]))
+    sample = Sample.draw(text, 4000, 100, seed=1, deep=200)
+    assert sample.tokens.shape == (40, 100)
+    assert sample.spare.shape == sample.deep.shape == (8, 199)  # two bodies of 99 tokens after one BOS
+    parts = [set(part[:, 1:].flatten().tolist()) for part in (sample.tokens, sample.spare, sample.deep)]
+    assert not parts[0] & parts[1] | parts[0] & parts[2] | parts[1] & parts[2]
+    other = Encoded(np.arange(50_000, 50_500), text.bos)
+    both = Sample.draw(text, 4000, 100, seed=1, deep=200, other=other)
+    assert both.digest == sample.digest
+    assert both.spare.shape == (2, 199)
+    assert both.spare[0, 1] == 50_000
+    assert not set(both.deep[:, 1:].flatten().tolist()) & parts[0]
+    short = Sample.draw(Encoded(np.arange(700), text.bos), 4000, 100, seed=1, deep=200)
+    assert len(short.deep) == 0
+
+
 def test_encoding_follows_the_tokenizer(demo: Path) -> None:
     from transformers import AutoTokenizer
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -18,17 +19,17 @@ Tiny = Callable[..., Path]
 
 
 @pytest.mark.parametrize("kind", mix.KINDS)
-@pytest.mark.parametrize("held_out", [False, True])
-def test_every_kind_has_its_share(kind: str, held_out: bool) -> None:
-    text = mix.text(chats.plain, [kind], held_out=held_out)
-    assert mix.KIND_CHARS <= len(text) <= 1.05 * mix.KIND_CHARS
-    assert text == mix.text(chats.plain, [kind], held_out=held_out)
+@pytest.mark.parametrize("part", mix.PARTS)
+def test_every_kind_has_its_share(kind: str, part: str) -> None:
+    text = mix.text(chats.plain, [kind], part)
+    assert mix.KIND_CHARS[part] <= len(text) <= 1.05 * mix.KIND_CHARS[part]
+    assert text == mix.text(chats.plain, [kind], part)
 
 
 def test_kinds_take_turns() -> None:
     """So that windows that are spread evenly see all of them."""
     whole = mix.text(chats.plain)
-    assert len(whole) > 0.98 * len(mix.KINDS) * mix.KIND_CHARS
+    assert len(whole) > 0.98 * len(mix.KINDS) * mix.KIND_CHARS[mix.FITTED]
     for begin in range(0, len(whole) - 100_000, 50_000):
         part = whole[begin : begin + 50_000]
         assert "Assistant: " in part
@@ -36,14 +37,23 @@ def test_kinds_take_turns() -> None:
         assert re.search(r"^    def \w+\(self", part, re.MULTILINE)
 
 
-def test_held_out_parts_are_others() -> None:
-    pieces = {held: set(mix._pieces(mix.chapters(held))) for held in (False, True)}
-    assert not pieces[False] & pieces[True]
-    assert not set(mix.MODULES[False].split()) & set(mix.MODULES[True].split())
+def test_parts_have_nothing_in_common() -> None:
+    for one, other in itertools.combinations(mix.PARTS, 2):
+        assert not set(mix._chapters(one)) & set(mix._chapters(other))
+        assert not set(mix.MODULES[one].split()) & set(mix.MODULES[other].split())
+
+
+def test_every_module_and_most_chapters_are_met() -> None:
+    """Statistics of one long module are those of no other."""
+    asked = mix.text(chats.plain, ["chat"])
+    assert all(f"of Python's module {name} do?" in asked for name in ("argparse", "heapq", "zipfile"))
+    read = mix.text(chats.plain, ["prose"]) + mix.text(chats.plain, ["numbers"])
+    met = [chapter for chapter in mix._chapters(mix.FITTED) if chapter.strip().splitlines()[0] in read]
+    assert len(met) > 0.9 * len(mix._chapters(mix.FITTED))
 
 
 def test_numbers_are_found_in_the_text_above() -> None:
-    for piece in mix.KINDS["numbers"](chats.plain, False):
+    for piece in mix.KINDS["numbers"](chats.plain, mix.FITTED):
         hidden = dict(re.findall(r"The number of the (\w+ \w+) is (\d+)\.", piece))
         asked = dict(
             re.findall(r"^(?:Assistant: )?The (?:number of the )?(\w+ \w+): (\d+)$", piece, re.MULTILINE)

@@ -109,12 +109,12 @@ def test_the_forecast_is_what_decoding_measures(demo: Path, calib: Path, tmp_pat
     plain = run(demo, tmp_path / "plain.gguf", "--method", "none")
     encoded = calibrate.encode(calib.read_text("utf-8"), CheckpointSource(demo))
     seen = []
-    for window in forecast.held_back(calibrate.Sample.draw(encoded, 32768, 384, 0)):
+    for window in forecast.held_back(calibrate.Sample.draw(encoded, 32768, 384, 0, deep=768)):
         logs = []
         for each, kv in ((plain, {"kv": "f32"}), (model, {})):
-            live = core.Session(each, n_ctx=384, n_threads=1, n_ubatch=1, implementation="reference", **kv)
+            live = core.Session(each, n_ctx=768, n_threads=1, n_ubatch=1, implementation="reference", **kv)
             logits = torch.from_numpy(live.decode(window.tolist(), output="all"))
-            logs.append(logits[192:-1].double().log_softmax(-1))
+            logs.append(logits[len(window) // 2 : -1].double().log_softmax(-1))
         seen.append(reference.divergence(*logs))
     assert abs(np.mean(seen) / keys(path)["latentkv.predicted_kld"] - 1) < 0.08
     report = json.loads((tmp_path / "row.report.json").read_text())

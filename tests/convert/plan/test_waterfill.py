@@ -149,14 +149,14 @@ def test_the_forecast_is_what_decoding_the_same_text_measures(
     planned = run(demo, path, "--prefer", prefer, "--segment", "32", "--recent", "48", *text)
     plain = run(demo, tmp_path / "plain.gguf", "--method", "none")
     encoded = calibrate.encode(calib.read_text("utf-8"), CheckpointSource(demo))
-    sample = calibrate.Sample.draw(encoded, 32768, 384, 0)
+    sample = calibrate.Sample.draw(encoded, 32768, 384, 0, deep=768)
     seen = []
     for window in forecast.held_back(sample):
         logs = []
         for model, kv in ((plain, {"kv": "f32"}), (planned, {})):
-            live = core.Session(model, n_ctx=384, n_threads=1, n_ubatch=1, **kv)
+            live = core.Session(model, n_ctx=768, n_threads=1, n_ubatch=1, **kv)
             logits = torch.from_numpy(live.decode(window.tolist(), output="all"))
-            logs.append(logits[192:-1].double().log_softmax(-1))
+            logs.append(logits[len(window) // 2 : -1].double().log_softmax(-1))
         seen.append(reference.divergence(*logs))
     assert abs(np.mean(seen) / keys(path)["latentkv.predicted_kld"] - 1) < 0.08
 

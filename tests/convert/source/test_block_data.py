@@ -3,6 +3,7 @@ refuses what it cannot follow."""
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from gguf_files import plain, rewritten
 
 from conftest import Tiny, keys
 from latentkv_convert.errors import ConvertError
+from latentkv_convert.ir import BlockSpec, ModelSpec
+from latentkv_convert.schema import BLOCK_KEYS, BLOCK_OPTIONS, ENUMS
+from latentkv_convert.source import archs, gguf_block
 from latentkv_convert.source.gguf_source import GgufSource
 
 IDS = token_ids(120)
@@ -124,3 +128,40 @@ def test_layers_without_a_turn(said: Any) -> None:
     for options in ({}, {"implementation": "reference"}, {"prefill": "lazy"}):
         live = core.Session(model, n_ctx=256, n_threads=1, kv="f32", **options)
         assert distance(live.decode(IDS, output="all"), expected) < 1e-4
+
+
+DEFAULTS = {field.name: field.default for field in fields(BlockSpec)}
+
+
+def block_again(spec: ModelSpec) -> BlockSpec:
+    said = spec.block.said()
+    values = {
+        BLOCK_KEYS[name]: list(value) if isinstance(value, tuple) else value for name, value in said.items()
+    }
+    return gguf_block.block(values, spec, "x.gguf")
+
+
+@pytest.mark.parametrize("model_type", archs.names())
+def test_a_source_of_ours_means_what_its_file_said(model_type: str) -> None:
+    spec = archs.model_spec(archs.tiny(model_type))
+    assert block_again(spec) == spec.block
+
+
+def another(name: str, value: Any) -> Any:
+    """A value that is not the default."""
+    if isinstance(value, bool):
+        return not value
+    return ENUMS[name][-1] if isinstance(value, str) else 0.5
+
+
+@pytest.mark.parametrize("name", BLOCK_OPTIONS)
+def test_a_source_of_ours_has_every_option(name: str) -> None:
+    spec = archs.model_spec(archs.tiny("llama"))
+    changed = replace(spec.block, **{name: another(name, BLOCK_OPTIONS[name])})
+    assert getattr(block_again(replace(spec, block=changed)), name) == another(name, BLOCK_OPTIONS[name])
+
+
+def test_the_schema_and_the_converter_have_the_same_fields_and_defaults() -> None:
+    assert set(DEFAULTS) == set(BLOCK_KEYS)
+    for name, value in BLOCK_OPTIONS.items():
+        assert value == (DEFAULTS[name] or value), name

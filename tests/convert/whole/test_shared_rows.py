@@ -59,12 +59,12 @@ def test_the_forecast_is_what_decoding_measures(prefer: str, room: Path, tmp_pat
     plain = run(room / "model", tmp_path / "plain.gguf", "--method", "none", "--outtype", "f32")
     encoded = calibrate.encode(TEXT, open_source(room / "model"))
     seen = []
-    for window in forecast.held_back(calibrate.Sample.draw(encoded, 32768, WINDOW, 0)):
+    for window in forecast.held_back(calibrate.Sample.draw(encoded, 32768, WINDOW, 0, deep=2 * WINDOW)):
         logs = []
         for each, kv in ((plain, {"kv": "f32"}), (model, {})):
-            live = core.Session(each, n_ctx=WINDOW, n_threads=1, n_ubatch=1, **kv)
+            live = core.Session(each, n_ctx=2 * WINDOW, n_threads=1, n_ubatch=1, **kv)
             logits = torch.from_numpy(live.decode(window.tolist(), output="all"))
-            logs.append(logits[WINDOW // 2 : -1].double().log_softmax(-1))
+            logs.append(logits[len(window) // 2 : -1].double().log_softmax(-1))
         seen.append(reference.divergence(*logs))
     assert abs(np.mean(seen) / keys(path)["latentkv.predicted_kld"] - 1) < 0.1
 

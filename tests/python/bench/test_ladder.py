@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import needles
@@ -219,6 +220,23 @@ def test_a_prompt_and_its_decoded_half_diverge_as_if_all_was_decoded(
         assert result["ppl_ref"] == pytest.approx(whole["ppl_ref"], rel=1e-4)
         # rounding in another order moves rows to the next code: 5 %
         assert result["kld"]["mean"] == pytest.approx(whole["kld"]["mean"], rel=0.1)
+    last = decoded.windows_of(model, text, 256, 3, scored=20)
+    assert (last.scored, last.tokens.tolist()) == (20, windows.tokens.tolist())
+
+
+def test_the_error_of_a_mean_counts_that_neighbours_diverge_together() -> None:
+    rng = np.random.default_rng(0)
+    window = np.tile(np.arange(4, dtype=np.int32), 4096)
+    alone = rng.exponential(size=window.size)
+    together = np.zeros((4096, 4))
+    for at in range(1, 4096):
+        together[at] = 0.9 * together[at - 1] + rng.normal(size=4)
+    one_by_one = together.std() / np.sqrt(together.size)
+    assert decoded.blocked_error(alone, window) == pytest.approx(1 / np.sqrt(alone.size), rel=0.3)
+    assert decoded.blocked_error(together.ravel(), window) == pytest.approx(
+        10 / np.sqrt(together.size), rel=0.3
+    )
+    assert one_by_one < 4 / np.sqrt(together.size)
 
 
 def test_finished_cells_are_not_measured_again(converted: Any, demo: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import runpy
 import subprocess
@@ -227,7 +228,22 @@ def test_a_cache_ends_in_time_and_goes_on_where_it_was(converted: Any, tmp_path:
     rows = json.loads(again.read_text())["rows"]
     assert [(row["cache"], row["answered"], row["asked"]) for row in rows] == [("f16", 3, 3), ("q8_0", 3, 3)]
     assert lost in {"a 1", "b 1"}
+    pairs = tmp_path / "pairs.json"
+    assert run.main(arguments(path, pairs, "--caches", "q8_0,f16", "--pairs"), task) == 0
+    found = json.loads(pairs.read_text())
+    assert "answered" in [column["key"] for column in found["columns"]]
+    assert [(row["answered"], row["lost"]) for row in found["rows"]] == [(3, None), (3, 0)]
     assert len(asked) == 9
+
+
+def test_a_difference_is_told_with_how_likely_it_is_by_chance() -> None:
+    made = run.Run.__new__(run.Run)
+    made.scores = {"f16": {"a": [1, 1, 1, 1, 1, 0, 1]}, "q4_0": {"a": [0, 0, 0, 0, 0, 1, math.nan]}}
+    beside = made.beside_f16(made.scores["q4_0"])
+    assert (beside["lost"], beside["won"]) == (5, 1)
+    assert (beside["there"], beside["here"]) == pytest.approx((100 * 5 / 6, 100 / 6))
+    assert beside["chance"] == pytest.approx(2 * (1 + 6) / 64)
+    assert made.beside_f16(made.scores["f16"])["lost"] is None
 
 
 def test_divergence_of_caches_is_measured(converted: Any, tmp_path: Path) -> None:

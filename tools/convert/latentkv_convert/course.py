@@ -18,6 +18,9 @@ TRAIN = "training"
 POLISH = "polishing"
 WRITE = "writing"
 
+# Windows that a plan is run on, in windows of the statistics. Before it is corrected, Qwen2.5-Coder-1.5B at
+# 8.5 % of f16 loses 0.024 nats in windows of 2048 tokens and 0.042 in those of 4096.
+DEEP = 2
 ROUGHLY = 2  # windows that a plan is checked on first
 PULLED = 4  # windows whose gradients by dropped segments are taken
 SHARED = 4  # windows whose loss is divided among the segments of a plan
@@ -42,7 +45,8 @@ def steps(
     up = 2 * weights / _PRODUCT[reduced] + _SCORE * scores
     entries = spec.n_vocab * (2 * spec.n_embd / _PRODUCT[reduced] + _ENTRY)
     back = 2 * 2 * weights / _PRODUCT[reduced] + _SCORE_BACK * scores + entries
-    check = 2 * weights / _PRODUCT[False] + 1.5 * _SCORE * scores
+    check = 2 * weights / _PRODUCT[False] + 1.5 * _SCORE * DEEP * scores
+    deep = deep_window(window, spec.n_ctx)
     read = 1.0 + weights / _BYTES
     found = [(READ, read)] if needs else []
     for name in needs:
@@ -53,21 +57,27 @@ def steps(
             found.append((WEIGH, n_tokens * back))
     choose = 1.0 + 2 * sum((spec.at(layer).kv_width / 512) ** 2 for layer in spec.attention_layers)
     if n_checked:
-        found.append((CHOOSE, 2 * window * check))
+        found.append((CHOOSE, 2 * deep * check))
     found += [(CHOOSE, choose)] * n_choices
     if n_checked:
         n_pulled = min(PULLED * window, recipe.fisher_tokens)
         found.append((CHOOSE, n_pulled * (2 * check + _SCORE_BACK * scores + entries)))
-        first, a_run = min(n_checked, ROUGHLY), 2 * window * check
+        first, a_run = min(n_checked, ROUGHLY), 2 * deep * check
         back_too = min(SHARED * window, recipe.fisher_tokens) * (3 * check + _SCORE_BACK * scores + entries)
         times = (first * a_run, back_too, first * a_run, (n_checked - first) * a_run)
         found += [(CHECK, seconds) for seconds in times if seconds]
     if polish := recipe.options.get("polish"):
         found.append((POLISH, 4 * window * polish * (4 * up + _SCORE_BACK * scores + entries)))
-        found.append((CHECK, 2 * n_checked * window * check))
+        found.append((CHECK, 2 * n_checked * deep * check))
     if recipe.finetune is not None:
         found.append((TRAIN, recipe.finetune.steps * 2048 * 3 * up))
     return [*found, (WRITE, 1.0 + weights / _BYTES)]
+
+
+def deep_window(window: int, n_ctx: int) -> int:
+    """Tokens of the windows that a plan is run on. Past half of its context a model may never have read
+    (models/demo has not), and what is lost there says nothing."""
+    return max(window, min(DEEP * window, n_ctx // 2))
 
 
 def n_weights(source: Source) -> int:

@@ -37,6 +37,7 @@ _WHOLE = {
     ("vocab_size",): (1, (1 << 31) - 1),
     ("sliding_window",): (0, (1 << 31) - 1),
 }
+_EACH_LAYERS = ("moe_intermediate_size", "num_experts")  # which a config may give once a layer
 _EPSILONS = ("rms_norm_eps", "layer_norm_epsilon")
 
 
@@ -76,7 +77,10 @@ def check_config(config: Mapping[str, Any]) -> None:
     for names, (low, high) in _WHOLE.items():
         for name in names:
             value = config.get(name)
-            if value is not None and name not in without and not (_is_whole(value) and low <= value <= high):
+            if value is None or name in without:
+                continue
+            each = value if name in _EACH_LAYERS and isinstance(value, list) else [value]
+            if not all(_is_whole(one) and low <= one <= high for one in each):
                 raise ConvertError("config.json", f"{name} from {low} to {high}", _shown(value))
     for name in _EPSILONS:
         value = config.get(name)

@@ -7,6 +7,7 @@ namespace lkv {
 namespace {
 
 constexpr uint64_t all_bits = ~uint64_t{0};
+constexpr int run_slots = 64;  // of a word of Cells::occupied_ where slots come alone
 
 }  // namespace
 
@@ -115,9 +116,34 @@ std::vector<int> Cells::blocks_of(uint64_t mask, const Positions& positions) con
 }
 
 int Cells::claim(const Token& token) {
-    const int slot = find_block();
+    const int slot = find_free(token.seq);
     put(slot, token);
     return slot;
+}
+
+int Cells::find_free(uint64_t mask) {
+    const bool others = block_ == 1 && (sequences_ & ~mask) != 0;
+    const int in_run = others ? find_in_run(std::countr_zero(mask)) : -1;
+    return in_run >= 0 ? in_run : lowest_free();
+}
+
+int Cells::find_in_run(int seq) {
+    Holding& held = holdings_[static_cast<size_t>(seq)];
+    if (held.newest < 0 && held.count > 0 && held.exact) {
+        const std::vector<int> last = slots_of(seq, {held.last, held.last + 1});
+        held.newest = last.empty() ? -1 : last.front();
+    }
+    if (held.newest >= 0) {
+        const int run = held.newest / run_slots;
+        const int slot = run * run_slots + std::countr_one(occupied_[static_cast<size_t>(run)]);
+        const bool goes_on = slot > run * run_slots && (this->seq(slot - 1) & bit(seq)) != 0;
+        if (goes_on && slot < (run + 1) * run_slots && slot < capacity_) return slot;
+    }
+    while (first_empty_ < occupied_.size() && occupied_[first_empty_] != 0) {
+        first_empty_++;
+        n_visited_++;
+    }
+    return first_empty_ < occupied_.size() ? static_cast<int>(first_empty_) * run_slots : -1;
 }
 
 std::vector<int> Cells::claim(std::span<const Token> tokens) {
@@ -126,13 +152,13 @@ std::vector<int> Cells::claim(std::span<const Token> tokens) {
     std::vector<int> slots;
     slots.reserve(n);
     for (size_t i = 0; i < n; i++) {
-        slots.push_back(i % block == 0 ? find_block() : slots.back() + 1);
+        slots.push_back(i % block == 0 ? find_free(tokens[i].seq) : slots.back() + 1);
         put(slots.back(), tokens[i]);
     }
     return slots;
 }
 
-int Cells::find_block() {
+int Cells::lowest_free() {
     n_visited_++;
     for (; occupied_[first_free_] == all_bits; first_free_++) n_visited_++;
     return (static_cast<int>(first_free_) * 64 + std::countr_one(occupied_[first_free_])) * block_;
@@ -163,18 +189,20 @@ void Cells::occupy(int slot) {
     word ^= mark;
     n_blocks_ += in_use ? 1 : -1;
     if (!in_use) first_free_ = std::min(first_free_, block / 64);
+    if (word == 0) first_empty_ = std::min(first_empty_, block / 64);
 }
 
 void Cells::add(int seq, int32_t pos, int slot) {
     Holding& held = holdings_[static_cast<size_t>(seq)];
     remembered(seq, pos) = slot;
     if (held.count++ == 0) {
-        held = {pos, pos, 1, true, true};
+        held = {pos, pos, 1, slot, true, true};
         sequences_ |= bit(seq);
         return;
     }
     held.gapless = held.gapless && (pos == held.last + 1 || pos == held.first - 1);
     held.first = std::min(held.first, pos);
+    if (pos >= held.last) held.newest = slot;
     held.last = std::max(held.last, pos);
     // the last gap may be filled
     held.exact = held.exact && (held.gapless || held.count != held.last - held.first + 1);
@@ -182,6 +210,7 @@ void Cells::add(int seq, int32_t pos, int slot) {
 
 void Cells::remove(int seq, int32_t pos) {
     Holding& held = holdings_[static_cast<size_t>(seq)];
+    if (pos == held.last) held.newest = -1;
     if (--held.count == 0) {
         held = {};
         sequences_ &= ~bit(seq);
@@ -203,7 +232,7 @@ void Cells::clear() {
     std::fill(occupied_.begin(), occupied_.end(), 0);
     sequences_ = 0;
     n_used_ = n_blocks_ = end_ = 0;
-    first_free_ = 0;
+    first_free_ = first_empty_ = 0;
 }
 
 }  // namespace lkv

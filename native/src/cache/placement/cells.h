@@ -53,13 +53,15 @@ public:
     // Slots that sequences of `mask` hold at these positions, in order, with all others of their blocks. Scans all cells.
     std::vector<int> blocks_of(uint64_t mask, const Positions& positions = {}) const;
 
-    // Lowest free slot, now this token's. Precondition: n_free() > 0, and block() is 1.
+    // A free slot, now this token's: find_free(). Precondition: n_free() > 0, and block() is 1.
     int claim(const Token& token);
     // Slots for tokens of one sequence, in the order of their positions: for all of them, or where slots come in token blocks for as many
     // of the first as fill whole ones. Fewer where no more are free.
     std::vector<int> claim(std::span<const Token> tokens);
-    // First slot of the lowest free block; its slots are put() by the caller. Precondition: n_free() > 0.
-    int find_block();
+    // First slot of a free block, whose slots are put() by the caller, for tokens of the sequences of `mask`. The lowest; or, of slots that come
+    // alone, beside other sequences one in a run that the first of these has to itself, as far as there are such runs: kernels that attend to
+    // one sequence then read few slots of others. Precondition: n_free() > 0.
+    int find_free(uint64_t mask);
     // A given slot holds this token now, whatever it held; without sequences it is free.
     void put(int slot, const Token& token);
     void release(int slot) { put(slot, {-1, 0}); }
@@ -76,6 +78,7 @@ private:
         int32_t first = -1;
         int32_t last = -1;
         int count = 0;
+        int newest = -1;       // slot of the last position, -1: unknown
         bool gapless = false;  // every position from first to last, once
         bool exact = true;
     };
@@ -85,6 +88,9 @@ private:
     void remove(int seq, int32_t pos);
     void scan(int seq) const;  // makes a holding exact
     void occupy(int slot);
+    int lowest_free();  // first slot of a block
+    // Where the sequence's last run goes on, or else a run begins; -1: nowhere.
+    int find_in_run(int seq);
     int& remembered(int seq, int32_t pos) const {
         return remembered_[static_cast<size_t>((pos + 61 * seq) % n_remembered_)];  // sequences begin alike
     }
@@ -106,7 +112,8 @@ private:
     int n_blocks_ = 0;                // such blocks
     int n_used_ = 0;
     int end_ = 0;
-    size_t first_free_ = 0;  // no block below that of this word is free
+    size_t first_free_ = 0;   // no block below that of this word is free
+    size_t first_empty_ = 0;  // no word below this one is without a used slot
 };
 
 }  // namespace lkv

@@ -178,7 +178,7 @@ void StateReader::put_region(size_t index, const SavedRegion& saved, uint64_t se
         // the same slots, holes included: sums over the cache keep their order, so logits are the same bits
         auto [slot, pos, seq, bytes] = saved.tokens[i];
         if (to_seq >= 0) {
-            slot = i % block == 0 ? cells.find_block() : first + static_cast<int>(i % block);
+            slot = i % block == 0 ? cells.find_free(bit(to_seq)) : first + static_cast<int>(i % block);
             seq = seq == 0 ? 0 : bit(to_seq);
         }
         if (slot < 0 || slot >= cells.capacity()) {

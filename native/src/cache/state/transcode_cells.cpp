@@ -84,7 +84,7 @@ void Transcoder::claim_cells() {
     for (const std::vector<Token>& tokens : owned) {
         for (size_t n = 0; n < tokens.size(); n++) {
             Token token = tokens[n];
-            token.slot = n % block == 0 ? middle.find_block() : in_order.back().slot + 1;
+            token.slot = n % block == 0 ? middle.find_free(token.seq) : in_order.back().slot + 1;
             middle.put(token.slot, {token.pos, token.seq});
             in_order.push_back(token);
         }

@@ -1,8 +1,52 @@
 #include "graph/recurrent/branch.h"
 
+#include <algorithm>
+#include <array>
+
+#include "base/error.h"
+#include "graph/recurrent/delta_net.h"
+#include "graph/recurrent/mamba2.h"
 #include "graph/recurrent/state_tensors.h"
 
 namespace lkv {
+namespace {
+
+bool gpu_convolves(int d_conv, int64_t channels) {
+    constexpr std::array d_convs = {3, 4, 5, 9, 15};
+    return std::find(d_convs.begin(), d_convs.end(), d_conv) != d_convs.end() && channels % 128 == 0;
+}
+
+std::string convolution(int d_conv, int64_t channels) { return concat(d_conv, " inputs over ", channels, " channels"); }
+
+constexpr const char* gpu_convolutions = "convolutions of 3, 4, 5, 9 or 15 inputs over a multiple of 128 channels";
+
+}  // namespace
+
+std::unique_ptr<RecurrentBranch> recurrent_branch(const GraphSources& from, const LayerOps& ops, Graph& graph) {
+    const std::optional<Recurrence>& recurrence = from.model.hparams().recurrence;
+    if (!recurrence) return nullptr;
+    if (const auto* const sizes = std::get_if<DeltaNetSizes>(&*recurrence)) {
+        return std::make_unique<DeltaNetBranch>(*sizes, from, ops, graph);
+    }
+    return std::make_unique<Mamba2Branch>(std::get<Mamba2Sizes>(*recurrence), from, ops, graph);
+}
+
+void check_gpu_takes(const Recurrence& recurrence) {
+    if (const auto* const sizes = std::get_if<DeltaNetSizes>(&recurrence)) {
+        constexpr std::array head_dims = {16, 32, 64, 128};
+        const bool fits = std::find(head_dims.begin(), head_dims.end(), sizes->head_dim) != head_dims.end();
+        if (fits && gpu_convolves(sizes->d_conv, sizes->channels())) return;
+        fail("gpu", "expected delta nets with heads of 16, 32, 64 or 128 channels, and ", gpu_convolutions,
+             "; got heads of ", sizes->head_dim, ", and ", convolution(sizes->d_conv, sizes->channels()),
+             "; use -ngl 0");
+    }
+    const auto& sizes = std::get<Mamba2Sizes>(recurrence);
+    const bool fits = (sizes.d_state == 128 || sizes.d_state == 256) && sizes.head_dim % 16 == 0;
+    if (fits && gpu_convolves(sizes.d_conv, sizes.channels())) return;
+    fail("gpu", "expected Mamba-2 with states of 128 or 256, heads of a multiple of 16 channels, and ",
+         gpu_convolutions, "; got states of ", sizes.d_state, ", heads of ", sizes.head_dim, ", and ",
+         convolution(sizes.d_conv, sizes.channels()), "; use -ngl 0");
+}
 
 void RecurrentBranch::store(ggml_tensor* states, ggml_tensor* rows, ggml_tensor* to) {
     ggml_build_forward_expand(graph_.nodes, ggml_set_rows(ctx_, states, rows, to));

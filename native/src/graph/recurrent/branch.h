@@ -1,5 +1,8 @@
-// What branches of recurrent layers share: where a batch's states come from and go to, and the convolution before the recurrence.
+// The branch of a recurrent layer, which takes the place of attention. All kinds share where a batch's states come from and go to, and the
+// convolution before the recurrence.
 #pragma once
+
+#include <memory>
 
 #include "graph/attention_branch.h"
 
@@ -17,6 +20,11 @@ public:
           n_seqs_(from.shape.n_seqs),
           n_each_(from.shape.n_tokens / from.shape.n_seqs),
           n_states_(from.shape.n_states) {}
+    virtual ~RecurrentBranch() = default;
+
+    // x: the normed input [n_embd, n_tokens], sequence by sequence, as many tokens each. Returns the branch before the residual, and adds
+    // nodes that write the states after the batch.
+    virtual ggml_tensor* build(ggml_tensor* x, int il) = 0;
 
 protected:
     // Rows of what the batch leaves, [floats of a state, as many as `to` has slots], into slots that no node of this graph reads.
@@ -34,5 +42,11 @@ protected:
     int64_t n_each_;    // tokens of a sequence
     int64_t n_states_;  // after as many of its last tokens
 };
+
+// Of the model's kind; null where no layer is recurrent.
+std::unique_ptr<RecurrentBranch> recurrent_branch(const GraphSources& from, const LayerOps& ops, Graph& graph);
+
+// Errors: Error for sizes that ggml's GPU kernels do not take: ggml ends the process there.
+void check_gpu_takes(const Recurrence& recurrence);
 
 }  // namespace lkv

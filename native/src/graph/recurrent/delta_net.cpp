@@ -133,7 +133,7 @@ ggml_tensor* DeltaNetBranch::step(ggml_tensor* x, const DeltaNetWeights& w, int 
 }
 
 ggml_tensor* DeltaNetBranch::build(ggml_tensor* x, int il) {
-    const DeltaNetWeights& w = from_.model.layers()[static_cast<size_t>(il)].delta_net;
+    const auto& w = std::get<DeltaNetWeights>(*from_.model.layers()[static_cast<size_t>(il)].recurrent);
     if (is_step()) return ops_.linear(step(x, w, il), w.output, nullptr);
     const Inputs in = inputs(x, w);
     ggml_tensor* const now = ggml_reshape_3d(ctx_, in.qkv, sizes_.channels(), n_each_, n_seqs_);

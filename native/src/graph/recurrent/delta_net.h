@@ -1,18 +1,16 @@
-// The branch of a layer that is a gated delta net (arXiv 2412.06464), in ggml's own ops. It takes the place of attention.
+// The branch of a layer that is a gated delta net (arXiv 2412.06464), in ggml's own ops.
 #pragma once
 
 #include "graph/recurrent/branch.h"
 
 namespace lkv {
 
-class DeltaNetBranch : RecurrentBranch {
+class DeltaNetBranch : public RecurrentBranch {
 public:
-    DeltaNetBranch(const GraphSources& from, const LayerOps& ops, Graph& graph)
-        : RecurrentBranch(from, ops, graph), sizes_(h_.delta_net) {}
+    DeltaNetBranch(const DeltaNetSizes& sizes, const GraphSources& from, const LayerOps& ops, Graph& graph)
+        : RecurrentBranch(from, ops, graph), sizes_(sizes) {}
 
-    // x: the normed input [n_embd, n_tokens], sequence by sequence, as many tokens each. Returns the branch before the residual, and adds
-    // nodes that write the states after the batch.
-    ggml_tensor* build(ggml_tensor* x, int il);
+    ggml_tensor* build(ggml_tensor* x, int il) override;
 
 private:
     struct Gates {

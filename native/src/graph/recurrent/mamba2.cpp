@@ -37,7 +37,7 @@ ggml_tensor* Mamba2Branch::recur(ggml_tensor* mixed, ggml_tensor* step, const Ma
 }
 
 ggml_tensor* Mamba2Branch::build(ggml_tensor* x, int il) {
-    const Mamba2Weights& w = from_.model.layers()[static_cast<size_t>(il)].mamba2;
+    const auto& w = std::get<Mamba2Weights>(*from_.model.layers()[static_cast<size_t>(il)].recurrent);
     const int64_t inner = sizes_.inner();
     ggml_tensor* const in = ops_.linear(x, w.input, nullptr);
     ggml_tensor* const mixed = convolved(cut(in, inner, sizes_.channels()), w.conv, w.conv_bias, il);

@@ -1,18 +1,16 @@
-// The branch of a Mamba-2 layer (arXiv 2405.21060), in ggml's own ops. It takes the place of attention.
+// The branch of a Mamba-2 layer (arXiv 2405.21060), in ggml's own ops.
 #pragma once
 
 #include "graph/recurrent/branch.h"
 
 namespace lkv {
 
-class Mamba2Branch : RecurrentBranch {
+class Mamba2Branch : public RecurrentBranch {
 public:
-    Mamba2Branch(const GraphSources& from, const LayerOps& ops, Graph& graph)
-        : RecurrentBranch(from, ops, graph), sizes_(h_.mamba2) {}
+    Mamba2Branch(const Mamba2Sizes& sizes, const GraphSources& from, const LayerOps& ops, Graph& graph)
+        : RecurrentBranch(from, ops, graph), sizes_(sizes) {}
 
-    // x: the normed input [n_embd, n_tokens], sequence by sequence, as many tokens each. Returns the branch before the residual, and adds
-    // nodes that write the states after the batch.
-    ggml_tensor* build(ggml_tensor* x, int il);
+    ggml_tensor* build(ggml_tensor* x, int il) override;
 
 private:
     // Channels of [width, n_tokens], as [n, n_each, n_seqs]

@@ -101,101 +101,157 @@ ggml_tensor* head_masses(ggml_context* ctx, const ReferenceInputs& inputs, ggml_
     return masses;
 }
 
+// Attention of one layer, head after head.
+class Expression {
+public:
+    Expression(ggml_context* ctx, AttentionNode& node, const Model& model, const Rope& rope, ggml_tensor* rope_factors,
+               const ReferenceInputs& inputs, const Queries& q, ggml_tensor* stored)
+        : ctx_(ctx),
+          node_(node),
+          model_(model),
+          rope_(rope),
+          rope_factors_(rope_factors),
+          inputs_(inputs),
+          layer_(model.layers()[static_cast<size_t>(node.layer)]),
+          heads_(model.hparams().heads_of(node.layer)),
+          problems_(problem_rows(q, stored)),
+          p_(problems_.front().p),
+          n_tokens_(problems_.front().q->ne[2]) {}
+
+    // noise: of masses, or null. masses: null where the layer does not evict. Returns [head_dim, n_head, n_tokens].
+    ggml_tensor* build(ggml_tensor* noise, ggml_tensor** masses) {
+        ggml_tensor* out = nullptr;
+        for (int head = 0, j = -1; head < heads_.n_head; head++) {
+            if (const int own = head / (heads_.n_head / heads_.n_kv); own != j) rebuild_keys(j = own);
+            ggml_tensor* const scores = capped(head_scores(head));
+            ggml_tensor* const mask = head_mask(scores->ne[0], head);
+            ggml_tensor* const sink = head_sink(head);
+            const float scale = p_.softcap > 0.0F ? 1.0F : p_.scale;
+            if (masses != nullptr) {
+                ggml_tensor* const mass = head_masses(ctx_, inputs_, ggml_scale(ctx_, scores, scale), mask,
+                                                      head_noise(noise, scores->ne[0], head), sink);
+                *masses = *masses == nullptr ? mass : ggml_add(ctx_, *masses, mass);
+            }
+            ggml_tensor* const weights = ggml_soft_max_ext(ctx_, scores, mask, scale, 0.0F);
+            if (sink != nullptr) ggml_soft_max_add_sinks(weights, sink);
+            ggml_tensor* const o = ggml_reshape_3d(ctx_, head_output(weights, j), p_.head_dim, 1, n_tokens_);
+            out = out == nullptr ? o : ggml_concat(ctx_, out, o, 1);
+        }
+        return out;
+    }
+    int64_t n_tokens() const { return n_tokens_; }
+
+private:
+    // The full rows of exact windows and those of the other regions, where there are some.
+    std::vector<ProblemRows> problem_rows(const Queries& q, ggml_tensor* stored) const {
+        std::vector<ProblemRows> problems;
+        for (const bool full : {true, false}) {
+            const std::optional<LatentAttnParams>& params = full ? node_.full : node_.latents;
+            const int first = full || !node_.full ? 0 : inputs_.n_exact;
+            const int n = full ? inputs_.n_exact : inputs_.n_slots - first;
+            if (!params || n == 0) continue;
+            const int r = full ? 0 : node_.cache->placement().middle();
+            const Rows& rows = node_.cache->rows();
+            const bool of_value = rows.key_of_value(node_.row_layer);
+            problems.push_back({*params, full ? q.full : q.latents, read_rows(ctx_, node_, stored, full, of_value, n),
+                                read_rows(ctx_, node_, stored, full, true, n),
+                                rows.layout(r, node_.row_layer, of_value), rows.values_layout(r, node_.row_layer),
+                                first, n, of_value});
+        }
+        return problems;
+    }
+
+    // K of KV head j, of each problem.
+    void rebuild_keys(int j) {
+        keys_.clear();
+        for (const ProblemRows& rows : problems_) {
+            keys_.push_back(key_rows(ctx_, model_, layer_, rope_, rope_factors_, inputs_, rows, j));
+        }
+    }
+
+    // [n_slots, n_tokens]
+    ggml_tensor* head_scores(int head) const {
+        ggml_tensor* scores = nullptr;
+        for (size_t i = 0; i < problems_.size(); i++) {
+            ggml_tensor* const all = problems_[i].q;
+            ggml_tensor* const q = ggml_cont(ctx_, ggml_view_2d(ctx_, all, keys_[i]->ne[0], n_tokens_, all->nb[2],
+                                                                static_cast<size_t>(head) * all->nb[1]));
+            ggml_tensor* const own = ggml_mul_mat(ctx_, keys_[i], q);
+            ggml_mul_mat_set_prec(own, GGML_PREC_F32);
+            scores = scores == nullptr ? own : ggml_concat(ctx_, scores, own, 0);
+        }
+        return scores;
+    }
+
+    // Scaled and capped, where the model caps scores.
+    ggml_tensor* capped(ggml_tensor* scores) const {
+        if (p_.softcap <= 0.0F) return scores;
+        ggml_tensor* const bent = ggml_tanh(ctx_, ggml_scale(ctx_, scores, p_.scale / p_.softcap));
+        return ggml_scale(ctx_, bent, p_.softcap);
+    }
+
+    ggml_tensor* head_mask(int64_t n_slots, int head) const {
+        ggml_tensor* mask = inputs_.masks.at(p_.window);
+        if (n_slots != inputs_.n_slots) {  // no slot but these is in use
+            mask = ggml_cont(ctx_, ggml_view_2d(ctx_, mask, n_slots, n_tokens_, mask->nb[1], 0));
+        }
+        // slope · (−distance); −inf stays −inf as slopes are positive
+        return p_.alibi_slopes == nullptr ? mask : ggml_scale(ctx_, mask, p_.alibi_slopes[head]);
+    }
+
+    ggml_tensor* head_sink(int head) const {
+        ggml_tensor* const sinks = layer_.attn_sinks;
+        return sinks == nullptr ? nullptr : ggml_view_1d(ctx_, sinks, 1, static_cast<size_t>(head) * sizeof(float));
+    }
+
+    ggml_tensor* head_noise(ggml_tensor* noise, int64_t n_slots, int head) const {
+        if (noise == nullptr) return nullptr;
+        return ggml_cont(ctx_, ggml_view_2d(ctx_, noise, n_slots, n_tokens_, noise->nb[1],
+                                            static_cast<size_t>(head) * noise->nb[2]));
+    }
+
+    // weights: of all slots, [n_slots, n_tokens]; j: the KV head. Returns [head_dim, n_tokens].
+    ggml_tensor* head_output(ggml_tensor* weights, int j) const {
+        ggml_tensor* o = nullptr;
+        for (const ProblemRows& rows : problems_) {
+            ggml_tensor* const own = weighed_values(ctx_, layer_, rows, weights, j);
+            o = o == nullptr ? own : ggml_add(ctx_, o, own);
+        }
+        if (p_.sink_values == nullptr) return o;
+        // less the bias times the sink's weight, which is 1 - that of all slots
+        ggml_tensor* const weight = ggml_scale_bias(ctx_, ggml_sum_rows(ctx_, weights), 1.0F, -1.0F);
+        const auto head_dim = static_cast<size_t>(p_.head_dim);
+        ggml_tensor* const bias =
+            ggml_view_1d(ctx_, layer_.attn_v_bias, p_.head_dim, static_cast<size_t>(j) * head_dim * sizeof(float));
+        return ggml_add(ctx_, o, ggml_mul(ctx_, ggml_repeat(ctx_, bias, o), weight));
+    }
+
+    ggml_context* ctx_;
+    AttentionNode& node_;
+    const Model& model_;
+    const Rope& rope_;
+    ggml_tensor* rope_factors_;
+    const ReferenceInputs& inputs_;
+    const LayerWeights& layer_;
+    const HeadShape& heads_;
+    const std::vector<ProblemRows> problems_;
+    const LatentAttnParams& p_;  // of any problem, in what they have in common
+    const int64_t n_tokens_;
+    std::vector<ggml_tensor*> keys_;  // of the present KV head
+};
+
 }  // namespace
 
 ggml_tensor* latent_attn_reference(ggml_context* ctx, AttentionNode& node, const Model& model, const Rope& rope,
                                    ggml_tensor* rope_factors, const ReferenceInputs& inputs, const Queries& q,
                                    ggml_tensor* stored, ggml_tensor** masses) {
-    const HParams& h = model.hparams();
-    const LayerWeights& layer = model.layers()[static_cast<size_t>(node.layer)];
-    const int n_kv = h.heads_of(node.layer).n_kv;
-    const int rep = h.heads_of(node.layer).n_head / n_kv;
-    std::vector<ProblemRows> problems;
-    for (const bool full : {true, false}) {
-        const std::optional<LatentAttnParams>& params = full ? node.full : node.latents;
-        const int first = full || !node.full ? 0 : inputs.n_exact;
-        const int n = full ? inputs.n_exact : inputs.n_slots - first;
-        if (!params || n == 0) continue;
-        const int r = full ? 0 : node.cache->placement().middle();
-        const Rows& rows = node.cache->rows();
-        const bool of_value = rows.key_of_value(node.row_layer);
-        problems.push_back({*params, full ? q.full : q.latents, read_rows(ctx, node, stored, full, of_value, n),
-                            read_rows(ctx, node, stored, full, true, n), rows.layout(r, node.row_layer, of_value),
-                            rows.values_layout(r, node.row_layer), first, n, of_value});
-    }
-    const LatentAttnParams& any = problems.front().p;
-    const int64_t head_dim = any.head_dim;
-    const int64_t n_tokens = problems.front().q->ne[2];
-
+    Expression expression(ctx, node, model, rope, rope_factors, inputs, q, stored);
     ggml_tensor* noise = nullptr;
     if (masses != nullptr && node.cache->placement().eviction()->policy().has_noise) {
-        noise =
-            mass_noise(ctx, node, stored, inputs.n_slots, static_cast<int>(n_tokens), h.heads_of(node.layer).n_head);
+        noise = mass_noise(ctx, node, stored, inputs.n_slots, static_cast<int>(expression.n_tokens()),
+                           model.hparams().heads_of(node.layer).n_head);
     }
-    ggml_tensor* out = nullptr;  // [head_dim, heads so far, n_tokens]
-    for (int j = 0; j < n_kv; j++) {
-        std::vector<ggml_tensor*> keys;
-        for (const ProblemRows& rows : problems) {
-            keys.push_back(key_rows(ctx, model, layer, rope, rope_factors, inputs, rows, j));
-        }
-        for (int r = 0; r < rep; r++) {
-            const int head = j * rep + r;
-            ggml_tensor* p = nullptr;  // [n_slots, n_tokens]
-            for (size_t i = 0; i < problems.size(); i++) {
-                ggml_tensor* const all = problems[i].q;
-                ggml_tensor* const qh = ggml_cont(ctx, ggml_view_2d(ctx, all, keys[i]->ne[0], n_tokens, all->nb[2],
-                                                                    static_cast<size_t>(head) * all->nb[1]));
-                ggml_tensor* const scores = ggml_mul_mat(ctx, keys[i], qh);
-                ggml_mul_mat_set_prec(scores, GGML_PREC_F32);
-                p = p == nullptr ? scores : ggml_concat(ctx, p, scores, 0);
-            }
-            ggml_tensor* mask = inputs.masks.at(any.window);
-            if (p->ne[0] != inputs.n_slots) {  // no slot but these is in use
-                mask = ggml_cont(ctx, ggml_view_2d(ctx, mask, p->ne[0], n_tokens, mask->nb[1], 0));
-            }
-            if (any.alibi_slopes != nullptr) {
-                // slope · (−distance); −inf stays −inf as slopes are positive
-                mask = ggml_scale(ctx, mask, any.alibi_slopes[head]);
-            }
-            float scale = any.scale;
-            if (any.softcap > 0.0F) {
-                p = ggml_scale(ctx, ggml_tanh(ctx, ggml_scale(ctx, p, scale / any.softcap)), any.softcap);
-                scale = 1.0F;
-            }
-            ggml_tensor* const sink =
-                layer.attn_sinks == nullptr
-                    ? nullptr
-                    : ggml_view_1d(ctx, layer.attn_sinks, 1, static_cast<size_t>(head) * sizeof(float));
-            if (masses != nullptr) {
-                ggml_tensor* const of_head =
-                    noise == nullptr ? nullptr
-                                     : ggml_cont(ctx, ggml_view_2d(ctx, noise, p->ne[0], n_tokens, noise->nb[1],
-                                                                   static_cast<size_t>(head) * noise->nb[2]));
-                ggml_tensor* const mass = head_masses(ctx, inputs, ggml_scale(ctx, p, scale), mask, of_head, sink);
-                *masses = *masses == nullptr ? mass : ggml_add(ctx, *masses, mass);
-            }
-            p = ggml_soft_max_ext(ctx, p, mask, scale, 0.0F);
-            if (sink != nullptr) {
-                ggml_soft_max_add_sinks(p, sink);
-            }
-            ggml_tensor* o = nullptr;
-            for (const ProblemRows& rows : problems) {
-                ggml_tensor* const of_rows = weighed_values(ctx, layer, rows, p, j);
-                o = o == nullptr ? of_rows : ggml_add(ctx, o, of_rows);
-            }
-            if (any.sink_values != nullptr) {
-                // less the bias times the sink's weight, which is 1 - that of all slots
-                ggml_tensor* const weight = ggml_scale_bias(ctx, ggml_sum_rows(ctx, p), 1.0F, -1.0F);
-                ggml_tensor* const bias =
-                    ggml_view_1d(ctx, layer.attn_v_bias, head_dim,
-                                 static_cast<size_t>(j) * static_cast<size_t>(head_dim) * sizeof(float));
-                o = ggml_add(ctx, o, ggml_mul(ctx, ggml_repeat(ctx, bias, o), weight));
-            }
-            o = ggml_reshape_3d(ctx, o, head_dim, 1, n_tokens);
-            out = out == nullptr ? o : ggml_concat(ctx, out, o, 1);
-        }
-    }
-    return out;
+    return expression.build(noise, masses);
 }
 
 void fill_reference_inputs(const KvCache& cache, int layer, const BatchSlots& batch, const HParams& hparams,

@@ -89,6 +89,7 @@ Plan warm_up_plan(const Plan& plan, int items, int parts) {
 }
 
 std::optional<Plan> warm_up(const Plan& plan) {
+    if (plan.apart != 0) return std::nullopt;  // steps of several sequences wait for their reads
     if (plan.kernel->warm_up != nullptr) return plan.kernel->warm_up(plan);
     // All items where the kernel multiplies with B_v, which comes into the L2 cache so (8B, rotated 64, q4: 350 tokens/s at depth 0 with one
     // head of eight, 361 to 363 with all). One slot a region, and of a part two thread blocks where rows are shared out.

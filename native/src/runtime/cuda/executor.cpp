@@ -120,6 +120,10 @@ public:
         enter();
         return copies_.copy(pieces, id_, main_.stream());
     }
+    void reserve_copies(size_t n, size_t bytes) override {
+        enter();
+        copies_.reserve(n, bytes);
+    }
     void take_masses(KvCache& cache) override {
         enter();
         masses_.take(cache, main_.stream());

@@ -2,11 +2,14 @@
 // of 27B they are 150 MB each, which took a fifth of a prompt of 2048 tokens where they were read at once.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
+#include "base/log.h"
 #include "graph/recurrent/state_tensors.h"
 #include "ops/cuda/gpu/device_memory.h"
 
@@ -14,6 +17,17 @@ namespace lkv::cuda {
 
 class HostCopies {
 public:
+    // Memory of copies that will come. Pinning 150 MB takes 60 ms, in which a prompt would wait.
+    void reserve(size_t n, size_t bytes) {
+        spares_->most = std::max(spares_->most, n);
+        try {
+            while (spares_->kept.size() < n) spares_->kept.push_back({bytes, std::make_unique<PinnedMemory>(bytes)});
+        } catch (const Error&) {
+            log(LogLevel::warning, "[memory] expected ", (n * bytes) >> 20, " MiB of pinned memory for snapshots; got ",
+                (spares_->kept.size() * bytes) >> 20, " MiB; prompts may fail");
+        }
+    }
+
     // Behind what was launched on the stream. The copy may not outlive the stream.
     std::shared_ptr<const StateCopy> copy(std::span<const StateTensors::Piece> pieces, int device,
                                           cudaStream_t stream) {
@@ -34,15 +48,17 @@ private:
         size_t bytes;
         std::unique_ptr<PinnedMemory> memory;
     };
-    using Spares = std::vector<Spare>;
-    static constexpr size_t most_spares = 2;
+    struct Spares {
+        std::vector<Spare> kept;
+        size_t most = 2;
+    };
 
     struct Copy : StateCopy {
         Copy(const HostCopies& by, std::unique_ptr<PinnedMemory> in, size_t n, int on, cudaStream_t behind)
             : spares(by.spares_), memory(std::move(in)), size(n), device(on), stream(behind) {}
         ~Copy() override {
             // a copy that is still under way comes before whatever the stream copies here next
-            if (spares->size() < most_spares) spares->push_back({size, std::move(memory)});
+            if (spares->kept.size() < spares->most) spares->kept.push_back({size, std::move(memory)});
         }
         const uint8_t* bytes() const override {
             if (!is_there) {
@@ -62,9 +78,9 @@ private:
     };
 
     std::unique_ptr<PinnedMemory> take(size_t bytes) {
-        while (!spares_->empty()) {
-            Spare last = std::move(spares_->back());
-            spares_->pop_back();
+        while (!spares_->kept.empty()) {
+            Spare last = std::move(spares_->kept.back());
+            spares_->kept.pop_back();
             if (last.bytes == bytes) return std::move(last.memory);
         }
         return std::make_unique<PinnedMemory>(bytes);

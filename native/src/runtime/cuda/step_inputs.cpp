@@ -19,7 +19,8 @@ void StepInputs::attach(const KvCache& cache) {
     const int middle = n_regions_ - 1;
     const auto hold = [this](int n_slots) {
         pos_.emplace_back(static_cast<size_t>(n_slots) * sizeof(int32_t));
-        seq_.emplace_back(static_cast<size_t>(n_slots) * sizeof(uint64_t));
+        seq_.push_back(DeviceMemory::of(std::vector<uint64_t>(static_cast<size_t>(n_slots), 0)));
+        marked_.push_back(0);
         return n_slots;
     };
     for (int r = 0; r < middle; r++) exact_ += hold(cache.placement().cells(r).capacity());
@@ -81,6 +82,9 @@ void StepInputs::begin(const KvCache& cache, const BatchSlots& batch, cudaStream
     if (!evicting_.empty()) put_evicting(cache, batch, to);
     check(cudaMemcpyAsync(batch_.as<void>(), to, batch_words() * sizeof(int32_t), cudaMemcpyHostToDevice, stream),
           "a copy of the batch");
+    for (size_t index = 0; index < pos_.size(); index++) {
+        if (pos_[index].bytes() != 0) marked_[index] = std::max(marked_[index], cells_at(cache, index).end());
+    }
     if (cache.placement().version() != cells_version_) {
         cells_version_ = cache.placement().version();
         copy_cells(cache, stream);
@@ -160,7 +164,7 @@ void StepInputs::copy_cells(const KvCache& cache, cudaStream_t stream) {
     for (size_t index = 0; index < pos_.size(); index++) {
         if (pos_[index].bytes() == 0) continue;
         const Cells& cells = cells_at(cache, index);
-        const auto end = static_cast<size_t>(cells.end());
+        const auto end = static_cast<size_t>(std::max(cells.end(), std::exchange(marked_[index], cells.end())));
         check(cudaMemcpyAsync(pos_[index].as<void>(), cells.pos_data(), end * sizeof(int32_t), cudaMemcpyHostToDevice,
                               stream),
               "a copy of positions");

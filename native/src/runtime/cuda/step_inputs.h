@@ -105,6 +105,8 @@ private:
     int next_pinned_ = 0;
     int n_ubatch_ = 0;
     int n_unseen_ = 0;  // tokens of a batch that attends to its own rows
+    // Of the same cells: before which slot all marks in use are. New slots need not follow each other, and what lies between is free here too.
+    std::vector<int> marked_;
 };
 
 }  // namespace lkv::cuda

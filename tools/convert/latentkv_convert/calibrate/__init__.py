@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..compute.arithmetic import model_arithmetic, multiplies_bf16
+from ..course import deep_window
 from ..ir import Array
 from ..recipe import Recipe
 from ..source.source import Source
@@ -39,8 +40,8 @@ def collect(
     """
     if not needs and not activations:
         return {}, None
-    text = encode(_text(recipe, source), source)
-    passes = Passes(recipe, source, text, Store(recipe.cache), source.identity())
+    text, other = _texts(recipe, source)
+    passes = Passes(recipe, source, text, other, Store(recipe.cache), source.identity())
     first = needs[0] if needs else "activations"
     watched = passes.watched(first) if activations else None
     stats: dict[str, Layers] = {}
@@ -59,15 +60,17 @@ def collect(
     return stats, largest
 
 
-def _text(recipe: Recipe, source: Source) -> str:
-    """What --calib names, or the mix."""
+def _texts(recipe: Recipe, source: Source) -> tuple[Encoded, Encoded | None]:
+    """What --calib names, or the mix and its part of other documents, to check a plan on."""
     if recipe.calib is not None:
-        return read_text(recipe.calib)
+        return encode(read_text(recipe.calib), source), None
     from .text import chats, mix
 
     own = "--calib FILE fits the file to a text of yours"
     print(f"measuring on the default text ({', '.join(mix.KINDS)}); {own}", file=sys.stderr)
-    return mix.text(chats.renderer(source))
+    render = chats.renderer(source)
+    fitted, checked = (encode(mix.text(render, part=part), source) for part in (mix.FITTED, mix.CHECKED))
+    return fitted, checked
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,7 @@ class Passes:
     recipe: Recipe
     source: Source
     text: Encoded
+    other: Encoded | None  # to check plans on; None: a part of the text
     store: Store
     identity: str
 
@@ -86,7 +90,10 @@ class Passes:
 
     def sample(self, name: str) -> Sample:
         n_tokens, window = self.module(name).sample(self.recipe)
-        return Sample.draw(self.text, n_tokens, min(window, self.source.spec.n_ctx), self.recipe.seed)
+        n_ctx = self.source.spec.n_ctx
+        size = min(window, n_ctx)
+        deep = deep_window(size, n_ctx)
+        return Sample.draw(self.text, n_tokens, size, self.recipe.seed, deep, self.other)
 
     def key(self, name: str, sample: Sample, *settings: object) -> str:
         return self.store.key(self.identity, sample.digest, name, self.module(name).VERSION, *settings)

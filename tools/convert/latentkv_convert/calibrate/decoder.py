@@ -20,7 +20,8 @@ from ..source.source import Source
 from . import experts
 from .attention import attention
 from .carried import Carried, Rows
-from .mixers import delta_net, mamba2, mla
+from .mixers import mixed, mla
+from .mixers.recurrence import Numbers
 from .normed import HeadNorm, NormedLinear
 from .positions import LayerPositions, Positions
 
@@ -38,7 +39,6 @@ _PRECISE = (
     "ssm_beta",
     "ssm_ba",
 )
-_RECURRENT = {"delta_net": delta_net.mixed, "mamba2": mamba2.mixed}
 # Stems of a recurrent layer -> where its weight and its bias are.
 _NUMBERS = {
     "ssm_conv1d": ("ssm_conv1d.weight", "ssm_conv1d.bias"),
@@ -184,7 +184,7 @@ class Layer(nn.Module):
             given = carried.rows(x, self.rows_of)[0] if carried is not None and self.spec.shares_kv else None
             branch, made = self.attend(read, positions.of(self.index), watch, given)
         else:
-            branch = _RECURRENT[self.spec.mixer(self.index)](self, self.spec, read)
+            branch = mixed(self.spec.mixer(self.index), self, self.spec, read)
         branch = self._branch(branch, "post_attention_norm")
         if carried is None:
             return x + branch
@@ -447,7 +447,7 @@ class Decoder(nn.Module):
 def _module(source: Source, stem: str, layer: int | None) -> nn.Module:
     """A norm, or a linear map or one of every expert, with its bias if there is one."""
     if stem in _NUMBERS:
-        return delta_net.Numbers(*(_found(source, role, layer) for role in _NUMBERS[stem]))
+        return Numbers(*(_found(source, role, layer) for role in _NUMBERS[stem]))
     if stem == "exp_probs_b":
         return Scale(_tensor(source, "exp_probs_b.bias", layer))
     weight = _tensor(source, f"{stem}.weight", layer)

@@ -32,17 +32,30 @@ class Encoded:
 @dataclass(frozen=True)
 class Sample:
     tokens: NDArray[np.int64]  # [windows, window]
-    spare: NDArray[np.int64]  # [up to SPARE, window] of the rest of the text: nothing is fitted to them
+    # [up to SPARE, window or longer] each of the rest of the text, or of another one. Nothing is fitted to
+    # the spare windows; with deep ones the choice that statistics lead to is corrected.
+    spare: NDArray[np.int64]
+    deep: NDArray[np.int64]
 
     @cached_property
     def digest(self) -> str:
         return hashlib.sha256(repr(self.tokens.shape).encode() + self.tokens.tobytes()).hexdigest()
 
     @classmethod
-    def draw(cls, text: Encoded, n_tokens: int, window: int, seed: int) -> Sample:
+    def draw(
+        cls,
+        text: Encoded,
+        n_tokens: int,
+        window: int,
+        seed: int,
+        deep: int = 0,
+        other: Encoded | None = None,
+    ) -> Sample:
         """About n_tokens tokens (all of the text if it is shorter) in equal windows.
 
-        One window is drawn at random from each of equally long stretches of the text.
+        One window is drawn at random from each of equally long stretches of the text. deep: tokens of spare
+        and deep windows where the rest of the text has neighbours enough, at most twice `window`. other:
+        another text, for the spare windows.
         """
         ids, bos = text.ids, text.bos
         body = min(window, len(ids) + len(bos)) - len(bos)
@@ -52,13 +65,43 @@ class Sample:
         edges = np.linspace(0, available, wanted + 1).astype(np.int64)
         picks = [int(rng.integers(low, high)) for low, high in itertools.pairwise(edges)]
         rest = np.setdiff1d(np.arange(available), picks)
-        spare = rest[np.linspace(0, len(rest) - 1, min(SPARE, len(rest))).astype(np.int64)]
 
-        def windows(chosen: Sequence[int]) -> NDArray[np.int64]:
-            rows = [np.concatenate([bos, ids[pick * body : (pick + 1) * body]]) for pick in chosen]
-            return np.array(rows, dtype=np.int64).reshape(len(rows), len(bos) + body)
+        def windows(chosen: Sequence[int], size: int = body) -> NDArray[np.int64]:
+            rows = [np.concatenate([bos, ids[pick * body :][:size]]) for pick in chosen]
+            return np.array(rows, dtype=np.int64).reshape(len(rows), len(bos) + size)
 
-        return cls(windows(picks), windows(spare.tolist()))
+        size = min(deep - len(bos), 2 * body)
+        pairs = neighbours(rest.tolist())
+        if size <= body or len(pairs) < 4:
+            none = windows([])
+            if other is None:
+                return cls(windows(picks), windows(spread(rest.tolist())), none)
+            return cls(windows(picks), cut(other, len(bos) + max(size, body)), none)
+        if other is None:
+            return cls(windows(picks), windows(spread(pairs[::2]), size), windows(spread(pairs[1::2]), size))
+        return cls(windows(picks), cut(other, len(bos) + size), windows(spread(pairs), size))
+
+
+def neighbours(places: Sequence[int]) -> list[int]:
+    """The first ones of pairs i, i + 1 of ascending places, none of them in two pairs."""
+    found: list[int] = []
+    known = set(places)
+    for place in places:
+        if place + 1 in known and (not found or place > found[-1] + 1):
+            found.append(place)
+    return found
+
+
+def spread(places: Sequence[int]) -> list[int]:
+    """Up to SPARE of them, evenly spaced."""
+    return [places[at] for at in np.linspace(0, len(places) - 1, min(SPARE, len(places))).astype(np.int64)]
+
+
+def cut(text: Encoded, size: int) -> NDArray[np.int64]:
+    """[n, size] all of the text, as windows of a sample are cut."""
+    body = size - len(text.bos)
+    rows = [np.concatenate([text.bos, text.ids[at * body :][:body]]) for at in range(len(text.ids) // body)]
+    return np.array(rows, dtype=np.int64).reshape(len(rows), size)
 
 
 def read_text(path: Path, option: str = "--calib") -> str:

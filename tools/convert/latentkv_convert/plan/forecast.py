@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from ..calibrate.decoder import Layer
 
-CHECKED = 6  # windows that a plan is run on: they differ, and one or two of them are a rough forecast
+CHECKED = 4  # windows that a plan is run on: they differ, and one or two of them are a rough forecast
 # How many of the windows that a plan is checked on say what exact tokens cost. Rounding alone costs much the
 # same everywhere: all rows of SmolLM2-135M in q8_0 2.3e-4 nats, with a standard error of 2 % over four
 # windows.
@@ -39,11 +39,14 @@ PRICED = 1
 
 
 def held_back(sample: Sample, n: int = CHECKED) -> NDArray[np.int64]:
-    """[up to n, window] that no statistic has seen: the sample's own, and spare ones of the text."""
+    """[up to n, window] that no statistic has seen: spare ones, and where these are too few and no longer,
+    those of the sample that it holds back."""
     from ..calibrate import copies
 
+    if sample.spare.shape[1] > sample.tokens.shape[1]:
+        return sample.spare[:n]
     own = sample.tokens[copies.split(len(sample.tokens))[1]]
-    return np.concatenate([own, sample.spare[: max(0, n - len(own))]])[:n]
+    return np.concatenate([sample.spare, own])[:n]
 
 
 def fitted(sample: Sample) -> NDArray[np.int64]:
@@ -51,6 +54,11 @@ def fitted(sample: Sample) -> NDArray[np.int64]:
     from ..calibrate import copies
 
     return sample.tokens[copies.split(len(sample.tokens))[0]]
+
+
+def run(sample: Sample) -> NDArray[np.int64]:
+    """[n, window] that a plan is run on to correct it: deep ones, or those of the statistics."""
+    return sample.deep if len(sample.deep) else fitted(sample)
 
 
 class Check:

@@ -190,10 +190,11 @@ class Waterfill:
         from . import measured  # imports torch
 
         assert work.sample is not None
-        spec, fitted = work.spec, forecast.fitted(work.sample)
+        spec, run = work.spec, forecast.run(work.sample)
+        size = max(1, SHARED * work.sample.tokens.shape[1] // run.shape[1])
         nats = check.roughly(bought.plan(self.shape, spec))
         for at in range(measured.ROUNDS if work.device != "cpu" else 1):
-            windows = fitted[at * SHARED :][:SHARED]
+            windows = run[at * size :][:size]
             if not len(windows):
                 break
             found = measured.shares(work, bought.plan(self.shape, spec), windows)

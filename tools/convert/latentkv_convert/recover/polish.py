@@ -19,7 +19,7 @@ from torch import Tensor
 
 from latentkv.console.progress import stage
 
-from ..calibrate.sample import Encoded, encode, read_text
+from ..calibrate.sample import cut, encode, read_text
 from ..compute.arithmetic import model_arithmetic
 from ..course import POLISH
 from ..errors import ConvertError, warn
@@ -32,6 +32,7 @@ from .trained_rows import TrainedRows
 
 BATCH = 4  # windows of a step
 GUARD = 2  # windows of each text that factors are judged by
+KNOWN = 64  # tokens by which a part of a longer window is known again
 CHECKS = 8  # of the factors on the way, at most
 STEP = 1.5e-5  # what a step that leads nowhere may cost, by the Fisher moments: a share of the plan's loss
 WARM_UP = 0.05  # of the steps
@@ -70,19 +71,15 @@ def texts(recipe: Recipe, work: Work, n_checked: int) -> tuple[Windows, list[Win
     checked = held_back(work.sample, n_checked)
     spare = [window for window in work.sample.spare if not (window == checked).all(1).any()]
     guard = np.array(spare[-GUARD:]) if spare else checked[:GUARD]
-    out = {window.tobytes() for window in (*checked, *guard)}
-    found = [window for window in cut(encode(own, work.source), size) if window.tobytes() not in out]
+    out, text = [window.tobytes() for window in (*checked, *guard)], encode(own, work.source)
+    begins = slice(len(text.bos), len(text.bos) + KNOWN)
+    found = [
+        window for window in cut(text, size) if not any(window[begins].tobytes() in other for other in out)
+    ]
     if not found or not len(guard):
         raise ConvertError("--polish", f"a text of several windows of {size} tokens", "one", "leave it out")
-    others = cut(encode(mix.text(render, held_out=True), work.source), size)
+    others = cut(encode(mix.text(render, part=mix.CHECKED), work.source), size)
     return np.array(found), [guard, others[:: max(1, len(others) // GUARD)][:GUARD]]
-
-
-def cut(text: Encoded, size: int) -> Windows:
-    """[n, size] all of the text, as windows of a sample are cut."""
-    body = size - len(text.bos)
-    rows = [np.concatenate([text.bos, text.ids[at * body :][:body]]) for at in range(len(text.ids) // body)]
-    return np.array(rows, dtype=np.int64).reshape(len(rows), size)
 
 
 def rows_of(work: Work, plan: Plan) -> dict[tuple[int, str], TrainedRows]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -10,10 +10,7 @@ from typing import Any
 from .. import limits
 from ..errors import ConvertError
 from ..ir import BlockSpec, ModelSpec
-from ..schema import ENUMS, KEYS
-
-_WORDS = ("norm", "activation", "ffn", "parallel", "position", "rope_pairing")
-_SCALES = ("embedding_scale", "attention_scale", "residual_scale", "logit_scale")
+from ..schema import BLOCK_KEYS, BLOCK_OPTIONS, BLOCK_WORDS, ENUMS
 
 
 def block(values: Mapping[str, Any], spec: ModelSpec, where: str) -> BlockSpec:
@@ -22,30 +19,38 @@ def block(values: Mapping[str, Any], spec: ModelSpec, where: str) -> BlockSpec:
     Raises:
         ConvertError: words of another architecture, or numbers that no runtime takes.
     """
-    words = {name: _word(values, spec.block, name, where) for name in _WORDS}
-    if KEYS["block_norm"] not in values:
+    words = {name: _word(values, spec.block, name, where) for name in BLOCK_WORDS}
+    if BLOCK_KEYS["norm"] not in values:
         return replace(spec.block, **words)
-    read: dict[str, Callable[[str, Any], Any]] = dict.fromkeys(_SCALES, partial(_number, limits.SCALE))
-    read["attention_softcap"] = read["logit_softcap"] = partial(_number, limits.SOFTCAP)
-    flags = ("expert_norm", "yarn_truncate", "value_norm", "value_of_key", "output_gate")
-    read |= dict.fromkeys(flags, _flag)
-    read["gate"] = _gate
-    read["mixers"] = partial(_mixers, spec.n_layer)
-    read["windows"] = partial(_array, spec.n_layer, partial(_whole, limits.WINDOW))
-    read["rope_bases"] = partial(_array, spec.n_layer, _base)
-    read["rope_scaled"] = partial(_array, spec.n_layer, _flag)
-    found = {name: KEYS[f"block_{name}"] for name in read if KEYS[f"block_{name}"] in values}
-    return BlockSpec(**words, **{name: read[name](key, values[key]) for name, key in found.items()})
+    options = {name: _option(name, default) for name, default in BLOCK_OPTIONS.items()}
+    layers = {name: partial(_array, spec.n_layer, read) for name, read in _OF_LAYERS.items()}
+    found: dict[str, Any] = {
+        name: read(BLOCK_KEYS[name], values[BLOCK_KEYS[name]])
+        for name, read in (options | layers).items()
+        if BLOCK_KEYS[name] in values
+    }
+    if "attention" not in found.get("mixers", ["attention"]):
+        raise ConvertError("gguf", f"{BLOCK_KEYS['mixers']} with a layer of attention", "none")
+    return BlockSpec(**words, **found)
 
 
 def _word(values: Mapping[str, Any], own: BlockSpec, name: str, where: str) -> Any:
     """The architecture's own, or the activation that a file of ours may say."""
-    key, usual = KEYS[f"block_{name}"], asdict(own)[name]
+    key, usual = BLOCK_KEYS[name], asdict(own)[name]
     word = values.get(key, usual)
     legal = ENUMS["activation"] if name == "activation" else [usual]
     if word not in legal:
         raise ConvertError(where, f"{key} {', '.join(map(str, legal))}", str(word)[:40])
     return word
+
+
+def _option(name: str, default: Any) -> Callable[[str, Any], Any]:
+    """What reads a value that concerns all layers. Factors are above 0; a cap of 0 is none."""
+    if isinstance(default, bool):
+        return _flag
+    if isinstance(default, str):
+        return partial(_one_of, ENUMS[name])
+    return partial(_number, limits.SOFTCAP if name.endswith("softcap") else limits.SCALE)
 
 
 def _number(bounds: tuple[float, float], key: str, value: Any) -> float:
@@ -66,24 +71,10 @@ def _flag(key: str, value: Any) -> bool:
     return value
 
 
-def _gate(key: str, value: Any) -> str:
-    if value not in ENUMS["gate"]:
-        raise ConvertError("gguf", f"{key} {', '.join(ENUMS['gate'])}", str(value)[:40])
+def _one_of(words: Collection[str], key: str, value: Any) -> str:
+    if value not in words:
+        raise ConvertError("gguf", f"{key} of {', '.join(words)}", str(value)[:40])
     return str(value)
-
-
-def _mixers(n_layer: int, key: str, values: Any) -> tuple[str, ...]:
-    """At least one layer attends."""
-
-    def word(key: str, value: Any) -> str:
-        if value not in ENUMS["mixer"]:
-            raise ConvertError("gguf", f"{key} of {', '.join(ENUMS['mixer'])}", str(value)[:40])
-        return str(value)
-
-    found = _array(n_layer, word, key, values)
-    if "attention" not in found:
-        raise ConvertError("gguf", f"{key} with a layer of attention", "none")
-    return found
 
 
 def _array(n_layer: int, read: Callable[[str, Any], Any], key: str, values: Any) -> tuple[Any, ...]:
@@ -92,3 +83,11 @@ def _array(n_layer: int, read: Callable[[str, Any], Any], key: str, values: Any)
         got = f"{len(values)}" if isinstance(values, list) else str(values)[:40]
         raise ConvertError("gguf", f"{n_layer} values of {key}, one a layer", got)
     return tuple(read(key, value) for value in values)
+
+
+_OF_LAYERS: dict[str, Callable[[str, Any], Any]] = {
+    "windows": partial(_whole, limits.WINDOW),
+    "rope_bases": _base,
+    "rope_scaled": _flag,
+    "mixers": partial(_one_of, ENUMS["mixer"]),
+}

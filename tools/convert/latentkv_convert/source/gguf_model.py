@@ -10,8 +10,8 @@ import numpy as np
 
 from .. import limits
 from ..errors import ConvertError
-from ..ir import F32, BlockSpec, ModelSpec, TensorRole
-from ..schema import KEYS
+from ..ir import F32, ModelSpec, TensorRole
+from ..schema import BLOCK_KEYS, KEYS
 from . import archs, gguf_block, recurrent
 from .archs import mla
 from .gguf_parts import GgufParts
@@ -21,6 +21,8 @@ _OURS = "latentkv."
 # What a plain file of ours says; any other key belongs to a latent cache.
 _PLAIN = {KEYS[name] for name in ("version", "source_method", "source_recipe", "rope_dynamic_factor")}
 _FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+_NVFP4 = (".scale", ".input_scale")  # factors of weights and of their inputs
+_FUSED = "ffn_gate_up_exps.weight"
 _NUMBERS = {
     "rope.scaling.attn_factor": limits.ATTENTION_FACTOR,
     "rope.scaling.yarn_log_multiplier": limits.LOG_MULTIPLIER,
@@ -47,9 +49,8 @@ def model_spec(parts: GgufParts, where: str) -> ModelSpec:
     ConvertError: another architecture, a latent cache, or tensors that the keys do not promise.
     """
     values = {name: value.plain() for name, value in parts.values.items()}
-    block_keys = {KEYS[f"block_{name}"] for name in BlockSpec.__dataclass_fields__}
     for key in values:
-        if key.startswith(_OURS) and key not in _PLAIN | block_keys:
+        if key.startswith(_OURS) and key not in _PLAIN | set(BLOCK_KEYS.values()):
             raise ConvertError(
                 where, "full K and V", f"a latent cache ({key})", "convert what it was made of"
             )
@@ -62,6 +63,7 @@ def model_spec(parts: GgufParts, where: str) -> ModelSpec:
         spec = archs.model_spec(config)
     except ConvertError as error:
         raise error.at(where) from None  # there is no config.json
+    spec = _with_experts_as_in(parts, spec)
     block = gguf_block.block(values, spec, where)
     spec = _with_rotated_dims(stock, replace(spec, block=block))
     scaled = [layer for layer in range(spec.n_layer) if block.rope_scaled is None or block.rope_scaled[layer]]
@@ -151,6 +153,29 @@ def _dynamic(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {"rope_dynamic_factor": limits.number(where, key, values[key], *limits.ROPE_FACTOR)}
 
 
+def _with_experts_as_in(parts: GgufParts, spec: ModelSpec) -> ModelSpec:
+    """Gates and ups of experts in one tensor or in two, which llama.cpp reads alike."""
+    is_fused = any(name.endswith(_FUSED) for name in parts.names())
+    gate, up = "ffn_gate_exps.weight", "ffn_up_exps.weight"
+
+    def as_in(roles: tuple[TensorRole, ...]) -> tuple[TensorRole, ...]:
+        targets = {role.target for role in roles}
+        if is_fused and gate in targets:
+            fused = TensorRole("", _FUSED)
+            return tuple(fused if role.target == gate else role for role in roles if role.target != up)
+        if not is_fused and _FUSED in targets:
+            halves = (TensorRole("", gate), TensorRole("", up))
+            return (*(role for role in roles if role.target != _FUSED), *halves)
+        return roles
+
+    return replace(
+        spec,
+        layer_tensors=as_in(spec.layer_tensors),
+        recurrent_tensors=as_in(spec.recurrent_tensors),
+        fed_tensors=as_in(spec.fed_tensors),
+    )
+
+
 def _present(parts: GgufParts, spec: ModelSpec) -> tuple[TensorRole, ...]:
     """Roles of layers that attend, without the biases that this file does without."""
     first = prefix(spec.attention_layers[0])
@@ -211,7 +236,8 @@ def _check_tensors(parts: GgufParts, spec: ModelSpec, where: str) -> None:
     known = {*expected, *spec.extra_tensors, *behind(parts, spec)}
     for name in parts.names():
         if name not in known:
-            raise ConvertError(where, f"tensors of the {spec.gguf_arch} architecture", name)
+            hint = "use a file of another quantization" if name.endswith(_NVFP4) else ""
+            raise ConvertError(where, f"tensors of the {spec.gguf_arch} architecture", name, hint)
 
 
 def _shape(spec: ModelSpec, role: str, layer: int = 0) -> tuple[int, ...]:

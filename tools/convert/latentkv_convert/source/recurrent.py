@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ class Mamba2Sizes:
     """`heads` of `width` channels, each with `state` numbers a channel; `groups` of heads share what they
     write into their states and read of them; the convolution sees `kernel` tokens."""
 
+    NAME: ClassVar[str] = "Mamba-2"
     heads: int
     width: int
     state: int
@@ -77,6 +79,7 @@ class DeltaNetSizes:
     """Heads of `width` channels, n_k for Q and K and n_v for V, of which `shared` have the same Q and K; the
     convolution sees `kernel` tokens."""
 
+    NAME: ClassVar[str] = "a delta net"
     n_k: int
     n_v: int
     width: int
@@ -173,15 +176,11 @@ def check_pattern(spec: ModelSpec, where: str, has: Callable[[str, int], bool]) 
     """
     if spec.block.mixers is None:
         return
-    kinds = {
-        "attention": ("attn_q.weight", "attention"),
-        "delta_net": ("ssm_out.weight", "a delta net"),
-        "mamba2": ("ssm_out.weight", "Mamba-2"),
-    }
+    named = {"attention": "attention"} | {kind: sizes.NAME for kind, sizes in _KINDS.items()}
     for layer, mixer in enumerate(spec.block.mixers):
-        if mixer not in kinds:  # an FFN alone, which is missed as such
+        if mixer not in named:  # an FFN alone, which is missed as such
             continue
-        own, name = kinds[mixer]
+        own, name = "attn_q.weight" if mixer == "attention" else "ssm_out.weight", named[mixer]
         if not has(own, layer):
             expected = f"{name} in layer {layer}, as the pattern of layers says"
             raise ConvertError(where, expected, f"no tensor {own}")

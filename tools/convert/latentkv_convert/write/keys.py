@@ -10,7 +10,7 @@ from ..calibrate.sample import Sample
 from ..errors import ConvertError, need
 from ..ir import OF_VALUE, SIDES, Master, Plan
 from ..recipe import Recipe
-from ..schema import KEYS, VERSION
+from ..schema import BLOCK_KEYS, KEYS, VERSION
 from ..source.gguf_file import Value
 from ..source.source import Source
 from ..weights.tensor import FILE_TYPES
@@ -30,7 +30,7 @@ def of_model(recipe: Recipe, source: Source, outtype: str) -> dict[str, Any]:
         KEYS["source_method"]: recipe.method,
         KEYS["source_recipe"]: recipe.text(),
     }
-    keys |= {KEYS[f"block_{name}"]: value for name, value in source.spec.block.said().items()}
+    keys |= {BLOCK_KEYS[name]: value for name, value in source.spec.block.said().items()}
     return keys | {KEYS[name]: value for name, value in source.spec.latentkv_keys.items()}
 
 

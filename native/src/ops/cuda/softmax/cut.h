@@ -17,6 +17,8 @@ struct Cut {
     int32_t least_tiles;  // tiles that are worth a part
     int32_t shrinks;  // 1: where there are fewer than enough_parts the tiles become smaller, down to least_shrunk_tile
     int32_t halves;   // 1: of a short cache two thread blocks take half the query rows of a part each
+    int32_t
+        apart;  // above 0: a thread block has one token's rows, and reads that token's OwnSteps; parts of all tokens between them
     int32_t late_slots;  // 1: an earlier kernel of the step writes n_slots, which nobody may read before that has ended
     Leaves leaves;
     float* partial;  // [n_split, n_tokens, n_head, 64·v_blocks] sums, not normalised, and what merging needs after them

@@ -17,6 +17,7 @@
 #include "ops/cuda/gpu/cluster.cuh"
 #include "ops/cuda/gpu/mma.cuh"
 #include "ops/cuda/softmax/halve.cuh"
+#include "ops/cuda/softmax/own_steps.cuh"
 #include "ops/cuda/softmax/parts.cuh"
 
 namespace lkv::cuda {
@@ -35,7 +36,9 @@ struct LeftSums {
     SlotCounts counts;
 
     __device__ explicit LeftSums(const Args& p) : counts(p) {}
-    __device__ int parts_of(const Args& p, int) const { return Parts(p, counts).count; }
+    __device__ int parts_of(const Args& p, int token) const {
+        return p.apart != 0 ? ApartShares(p).parts_of(p, token) : Parts(p, counts).count;
+    }
 };
 
 // 4·Per channels of a part.
@@ -401,7 +404,7 @@ __global__ void __launch_bounds__(merge_threads, 1)
             left = Left(p);
             count = exists ? left.parts_of(p, 0) : 0;
         }
-        if (p.v_hadamard == 0 && left.parts_of(p, 0) == 1) return;  // the only part wrote the result
+        if (p.apart == 0 && p.v_hadamard == 0 && left.parts_of(p, 0) == 1) return;  // the only part wrote the result
     }
 
     float2 maxima[held_parts];

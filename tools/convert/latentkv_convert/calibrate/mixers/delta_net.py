@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from ...ir import ModelSpec
 from ...source.recurrent import DeltaNetSizes
-from .recurrence import recurrence
+from .recurrence import convolved, recurrence
 
 _RECURRENCE = ("qwen3_next.modeling_qwen3_next", "torch_chunk_gated_delta_rule")
 
@@ -35,29 +35,9 @@ def mixed(live: Any, spec: ModelSpec, x: Tensor) -> Tensor:
     return output
 
 
-def convolved(rows: Tensor, kernels: Numbers) -> Tensor:
-    """rows [n, T, channels], kernels [channels, kernel]: of every channel the latest tokens, and SiLU."""
-    weight, bias = kernels.weight, kernels.bias
-    padded = functional.pad(rows.transpose(1, 2), (weight.shape[1] - 1, 0))
-    made = functional.conv1d(padded, weight[:, None], bias, groups=len(weight))
-    return functional.silu(made).transpose(1, 2)
-
-
 def _gates(live: Any, x: Tensor, n_k: int) -> tuple[Tensor, Tensor]:
     """beta and alpha [n, T, value heads] before what bounds them."""
     if "ssm_ba" not in live._modules:
         return live.ssm_beta(x), live.ssm_alpha(x)
     beta, alpha = live.ssm_ba(x).unflatten(-1, (n_k, -1)).chunk(2, dim=-1)
     return beta.flatten(2), alpha.flatten(2)
-
-
-class Numbers(nn.Module):
-    """The parameters of a recurrent layer that are no linear map: kernels, decays and their offsets."""
-
-    weight: nn.Parameter
-    bias: nn.Parameter | None
-
-    def __init__(self, weight: Tensor | None, bias: Tensor | None) -> None:
-        super().__init__()
-        for name, value in (("weight", weight), ("bias", bias)):
-            self.register_parameter(name, None if value is None else nn.Parameter(value, requires_grad=False))

@@ -10,8 +10,7 @@ from torch.nn import functional
 
 from ...ir import ModelSpec
 from ...source.recurrent import Mamba2Sizes
-from .delta_net import convolved
-from .recurrence import recurrence
+from .recurrence import convolved, recurrence
 
 _RECURRENCE = ("granitemoehybrid.modeling_granitemoehybrid", "mamba2_chunk_scan")
 _CHUNK = 64  # tokens whose products with each other are computed together

@@ -11,8 +11,9 @@ A module `source/archs/<model_type>.py` provides
     STOCK_KEYS: tuple                keys of such a file that config_of reads, of those that change what its
                                      tensors mean (source/stock.py)
     TEXT_PREFIX: str                 what `model` is called in a checkpoint that also sees pictures, whose
-                                     config has a text_config; its model_type is the module's, that of the
-                                     text part ends in _text, or is in _OTHER_TYPES
+                                     config has a text_config; its model_type is the module's, and that of the
+                                     text part ends in _text
+    OTHER_TYPES: tuple               further model_types of its checkpoints
 
 `config` is config.json as it is on disk; a field it may lack has transformers' default. Anything the one
 native block cannot do raises ConvertError here.
@@ -51,11 +52,6 @@ QK_NORMS = tuple(
     TensorRole(f"self_attn.{side}_norm.weight", f"attn_{side}_norm.weight", "vector") for side in "qk"
 )
 
-# model_type -> module, where it is not the module's name, nor that and _text.
-_OTHER_TYPES = {"gemma3": "gemma3_text", "ministral3": "mistral3", "qwen2_5_vl": "qwen2_vl"}
-_OTHER_TYPES |= {"bailing_moe": "bailing_moe_v2", "sarvam_moe": "bailing_moe_v2"}
-_OTHER_TYPES |= {"gemma4_unified": "gemma4"}
-
 
 @cache
 def _places() -> Mapping[str, str]:
@@ -79,8 +75,11 @@ def name_of(model_type: str) -> str:
         ConvertError: no such module.
     """
     short = model_type.removesuffix("_text")
-    for name in (model_type, short, _OTHER_TYPES.get(short, "")):
+    for name in (model_type, short):
         if name in _places():
+            return name
+    for name in names():
+        if short in getattr(_module(name), "OTHER_TYPES", ()):
             return name
     raise ConvertError("architecture", f"a model_type of {', '.join(names())}", model_type)
 

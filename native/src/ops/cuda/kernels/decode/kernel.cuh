@@ -13,20 +13,22 @@
 
 namespace lkv::cuda {
 
-template <int KB, int VB, int MT, int Kind, KPath Path>
+// Apart: Cut::apart.
+template <int KB, int VB, int MT, int Kind, KPath Path, bool Apart>
 __global__ void __launch_bounds__(Path == KPath::rebuilt && KB == 1 ? 2 * n_threads : n_threads,
                                   Path != KPath::rebuilt && KB + VB <= 4 ? 2 : 1)
     decode_kernel(const __grid_constant__ DecodeArgs p) {
-    using Warp = DecodeWarp<KB, VB, MT, Kind, Path>;
+    using Warp = DecodeWarp<KB, VB, MT, Kind, Path, Apart>;
     extern __shared__ __align__(16) uint8_t shared[];
     let_next_start();
     const Parts parts(p);
-    const int split = blockIdx.y;
-    if (split >= parts.count) return;
+    const DecodeShare<MT, Apart> share(p, parts);
+    if (share.part < 0) return;
     const DecodeLayout plan(p);
     WorkItem item(p, blockIdx.x);
-    const int first_row = static_cast<int>(blockIdx.z) * decode_rows;
-    item.n_rows = min(item.n_rows - first_row, decode_rows);
+    int first_row = static_cast<int>(blockIdx.z) * decode_rows;
+    item.n_rows = min((Apart ? item.unit_heads : item.n_rows) - first_row, decode_rows);
+    if constexpr (Apart) first_row += share.token * item.unit_heads;
 
     // every region's groups and chunks, once for all warps
     auto* const groups = reinterpret_cast<GroupTable*>(shared);
@@ -47,22 +49,22 @@ __global__ void __launch_bounds__(Path == KPath::rebuilt && KB == 1 ? 2 * n_thre
     wait_for_previous();
 
     const DecodeShared all{shared, groups, chunks, queries, rows_at, n_slots, &sight};
-    Warp warp{p, parts, item, all, own + plan.turned, keys, parts.begin(split), parts.begin(split + 1)};
+    Warp warp{p, parts, item, all, own + plan.turned, keys, share};
     warp.choose_run();
     typename Warp::Rows rows;
     warp.see_rows(rows);
     warp.share_sight(rows);
     DecodeSums<VB> sums;
     warp.walk(rows, sums);
-    warp.leave(split, sums);
+    warp.leave(sums);
 }
 
-template <int B, int MT, int Kind, KPath Path>
+template <int B, int MT, int Kind, KPath Path, bool Apart = false>
 cudaError_t launch_one(const DecodeArgs& args, int items, cudaStream_t stream) {
-    const int n_rows = args.n_tokens * args.unit * (args.n_head / args.n_kv);
-    const dim3 grid(static_cast<unsigned>(items), static_cast<unsigned>(args.n_split),
+    const int n_rows = (Apart ? 1 : args.n_tokens) * args.unit * (args.n_head / args.n_kv);
+    const dim3 grid(static_cast<unsigned>(items), Apart ? apart_blocks(args) : static_cast<unsigned>(args.n_split),
                     static_cast<unsigned>((n_rows + decode_rows - 1) / decode_rows));
-    return launch_next(decode_kernel<B, B, MT, Kind, Path>, grid, 32 * args.warps,
+    return launch_next(decode_kernel<B, B, MT, Kind, Path, Apart>, grid, 32 * args.warps,
                        static_cast<size_t>(DecodeLayout(args).total(args)), stream, args);
 }
 

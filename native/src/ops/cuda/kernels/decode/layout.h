@@ -111,6 +111,7 @@ struct DecodeLayout {
 };
 
 cudaError_t launch_decode(const DecodeArgs& args, int items, cudaStream_t stream);
+cudaError_t launch_decode_apart(const DecodeArgs& args, int items, cudaStream_t stream);
 cudaError_t launch_decode_blocks(const DecodeArgs& args, int items, cudaStream_t stream);
 cudaError_t launch_decode_rebuild(const DecodeArgs& args, int items, cudaStream_t stream);
 

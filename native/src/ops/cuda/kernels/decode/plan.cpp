@@ -19,11 +19,23 @@ int decode_kind(const Problem& a) {
     return has_path ? a.kind : any_kind;
 }
 
+// Whether tokens read their own slots alone, and beside blocks of tokens all of the exact windows, which are in the same problem.
+bool reads_apart(const Request& request, const Problem& a) {
+    return a.own.counts != nullptr && a.rebuild == 0 && (a.in_blocks != 0 || request.params.n_regions == 1);
+}
+
 // Parts of the sequence. resident: thread blocks that the device runs at once
 int decode_parts(const CutProblem& a, int capacity, int resident) {
     const int tiles = std::max(1, capacity / (a.tile * a.least_tiles) + a.n_regions);
     const int row_blocks = (rows_of(a) + decode_rows - 1) / decode_rows;
     return std::clamp(resident / (a.n_kv / a.unit * row_blocks), 1, std::min(tiles, 128));
+}
+
+// The same of all tokens between them, and of one of them at most.
+void share_out_parts(CutProblem& a, int resident) {
+    const int row_blocks = (rows_of(a) / a.n_tokens + decode_rows - 1) / decode_rows;
+    a.apart = std::clamp(resident / (a.n_kv / a.unit * row_blocks), 1, 128);
+    a.n_split = std::min(a.apart, std::max(8, 4 * a.apart / a.n_tokens));
 }
 
 // A head's dimensions as plane_dim orders them (-1: none).
@@ -71,6 +83,7 @@ bool choose(const Request& request, std::span<const Choice> choices, const auto&
         if (DecodeLayout(args).total(args) > room) continue;
         a.least_tiles = choice.least_tiles;
         a.n_split = decode_parts(a, request.capacity, device.n_multiprocessors * choice.resident);
+        if (reads_apart(request, a)) share_out_parts(a, device.n_multiprocessors * choice.resident);
         return true;
     }
     return false;
@@ -125,7 +138,9 @@ const char* take_blocks(const Request& request, Plan& a) {
 // Two thread blocks a multiprocessor where they fit.
 const char* take(const Request& request, Plan& a) {
     const int blocks = std::max(a.k_blocks, a.v_blocks);
-    if (rows_of(a) > (a.in_blocks != 0 ? most_block_rows : decode_rows)) return "too many query rows";
+    const bool apart = reads_apart(request, a);
+    const int rows = rows_of(a) / (apart ? a.n_tokens : 1);
+    if (rows > (apart || a.in_blocks != 0 ? most_block_rows : decode_rows)) return "too many query rows";
     if (blocks > 4) return "groups are too wide";
     if (a.in_blocks != 0) return take_blocks(request, a);
     a.kind = decode_kind(a);
@@ -138,9 +153,10 @@ const char* take(const Request& request, Plan& a) {
     // K rebuild from 64 channels: sixteen warps share one set of tables where they fit
     constexpr Choice choices[] = {{32, 2, 16, 1}, {32, 1, 16, 1}, {16, 2, 16, 1}, {16, 1, 16, 1}, {32, 3, 8, 2},
                                   {32, 2, 8, 2},  {16, 3, 8, 2},  {16, 2, 8, 2},  {32, 3, 8, 1},  {16, 4, 8, 1},
-                                  {16, 3, 8, 1},  {16, 2, 8, 1},  {16, 1, 8, 1}};
+                                  {16, 3, 8, 1},  {16, 2, 8, 1},  {16, 1, 8, 1},  {16, 2, 4, 1}};
     const auto allowed = [&](const Choice& choice) {
         return !((choice.warps > n_warps && (a.rebuild == 0 || blocks > 1)) ||
+                 (choice.warps < n_warps && !apart) ||      // many thread blocks at work make up for it
                  (choice.stages == 1 && a.rebuild == 0) ||  // a direct K is copied a tile ahead
                  // registers of one thread block fill the multiprocessor
                  (choice.resident == 2 && blocks > (a.rebuild != 0 ? 1 : 2)) ||
@@ -150,6 +166,7 @@ const char* take(const Request& request, Plan& a) {
 }
 
 cudaError_t launch(const Plan& plan, cudaStream_t stream) {
+    if (plan.apart != 0) return launch_decode_apart(args_of(plan), plan.items, stream);
     if (plan.in_blocks != 0) return launch_decode_blocks(args_of(plan), plan.items, stream);
     return plan.rebuild != 0 ? launch_decode_rebuild(args_of(plan), plan.items, stream)
                              : launch_decode(args_of(plan), plan.items, stream);

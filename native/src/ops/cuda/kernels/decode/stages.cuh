@@ -9,6 +9,7 @@
 #include "ops/cuda/kernels/decode/stock_rows.cuh"
 #include "ops/cuda/rows/copy.cuh"
 #include "ops/cuda/rows/dequant.cuh"
+#include "ops/cuda/softmax/own_steps.cuh"
 #include "ops/cuda/softmax/parts.cuh"
 
 namespace lkv::cuda {
@@ -57,6 +58,34 @@ struct DecodeShared {
     Sight* sight;  // of all query rows
 };
 
+// What a thread block has of the slots: tiles begin … end - 1 of all, or of a token's own steps.
+template <int MT, bool Apart>
+struct DecodeShare {
+    int part = -1;  // -1: there is nothing to do
+    int begin = 0, end = 0;
+    int token = -1;
+    const int32_t* steps = nullptr;  // a token's own, behind `common` tiles
+    int common = 0;
+
+    __device__ DecodeShare(const CutProblem& p, const Parts& parts) {
+        const int index = static_cast<int>(blockIdx.y);
+        if constexpr (Apart) {
+            constexpr int tiles = step_slots / (16 * MT);  // of a step
+            const ApartShare own(p, index);
+            part = own.part;
+            token = own.token;
+            begin = own.begin * tiles;
+            end = own.end * tiles;
+            steps = own.steps;
+            common = parts.tiles_before(p.n_regions - 1);
+        } else if (index < parts.count) {
+            part = index;
+            begin = parts.begin(index);
+            end = parts.begin(index + 1);
+        }
+    }
+};
+
 template <int VB>
 struct DecodeSums {
     float top[2] = {-INFINITY, -INFINITY};
@@ -64,12 +93,13 @@ struct DecodeSums {
     float of[VB][4][4] = {};
 };
 
-// KB, VB: 64-channel blocks of a K and a V group. MT: 16-slot steps of a warp's tile. Kind: as in with_chunk.
-template <int KB, int VB, int MT, int Kind, KPath Path>
+// KB, VB: 64-channel blocks of a K and a V group. MT: 16-slot steps of a warp's tile. Kind: as in with_chunk. Apart: Cut::apart, of one region
+// or with tiles of whole steps.
+template <int KB, int VB, int MT, int Kind, KPath Path, bool Apart>
 struct DecodeWarp {
     static constexpr bool rebuilds = Path == KPath::rebuilt;
     static constexpr bool in_blocks = Path == KPath::blocks;
-    static constexpr int fixed_threads = (rebuilds && KB == 1) || in_blocks ? 0 : n_threads;
+    static constexpr int fixed_threads = (rebuilds && KB == 1) || in_blocks || Apart ? 0 : n_threads;
     static constexpr int tile = 16 * MT;
     static constexpr bool stock = is_stock_kind(Kind);
     static constexpr bool judges = in_blocks || stock;  // f16 rows wait for memory, not for masks
@@ -83,8 +113,9 @@ struct DecodeWarp {
     const DecodeShared& shared;
     uint8_t* const stages;  // [stages] rows of K, of V; direct: sequences, positions
     WarpRebuild& keys;
-    const int tile_begin;
-    const int tile_end;
+    const DecodeShare<MT, Apart>& share;
+    const int tile_begin = share.begin;
+    const int tile_end = share.end;
     const int threads = block_threads<fixed_threads>();
     const int warps = threads / 32;
     const int lane = threadIdx.x % 32;
@@ -98,12 +129,22 @@ struct DecodeWarp {
     int run_bits = 0;
     int issue_stage = 0;
     int issue_marks = 0;
+    int issued_step = 0;  // which one the tile that is issued next is in
 
     // A tile's place: region, first slot, slots in use.
     struct Place {
         int r, first, n;
     };
-    __device__ __forceinline__ Place place_of(int t) const {
+    __device__ __forceinline__ int region_of(int t) const {
+        if constexpr (!Apart) return parts.region_of(t);
+        return in_blocks && t < share.common ? parts.region_of(t) : p.n_regions - 1;
+    }
+    // step: which one a token's own tile is in
+    __device__ __forceinline__ Place place_of(int t, int step) const {
+        if (Apart && (!in_blocks || t >= share.common)) {
+            const int first = step * step_slots + (t * tile & (step_slots - 1));
+            return {p.n_regions - 1, first, min(tile, shared.n_slots[p.n_regions - 1] - first)};
+        }
         const int r = parts.region_of(t);
         const int first = (t - parts.tiles_before(r)) * tile;
         return {r, first, min(tile, shared.n_slots[r] - first)};
@@ -162,13 +203,18 @@ struct DecodeWarp {
             copy_mark(seq, pos, p.regions[of.r].seq + of.first, p.regions[of.r].pos + of.first, lane, of.n);
         }
     }
+    __device__ __forceinline__ int step_of(int t) const {
+        if (!Apart || t < share.common || t >= tile_end) return 0;
+        return __ldg(share.steps + (t - share.common) * tile / step_slots);
+    }
     // Direct: all of tile i. Rebuild: K and the marks of tile i and V of the one before, whose buffers are free when K of tile
     // i - stages has been read; the scores take long enough for V to arrive.
     __device__ __forceinline__ void issue(int i) {
         if constexpr (!rebuilds) {
             const int t = tile_at(i);
             if (t < tile_end) {
-                const Place of = place_of(t);
+                const Place of = place_of(t, issued_step);
+                issued_step = step_of(tile_at(i + 1));
                 copy_marks(of, marks + issue_stage * marks_bytes);
                 if (p.alike != 0) {
                     copy_both(of, issue_stage);
@@ -183,7 +229,7 @@ struct DecodeWarp {
                 const int t = tile_at(i - side);
                 if (i < side) continue;
                 if (t >= tile_end) continue;
-                const Place of = place_of(t);
+                const Place of = place_of(t, 0);
                 if (side == 0) copy_marks(of, marks + issue_marks * marks_bytes);
                 if (k_in_place && side == 0) continue;
                 // V's stage is the one before K's
@@ -286,20 +332,17 @@ struct DecodeWarp {
             return p.regions[r].k_rows + static_cast<int64_t>(at) * p.regions[r].k_row_bytes +
                    shared.groups[2 * r].first;
         };
-        with_group_kind<Kind>(
-            shared.groups[2 * parts.region_of(t)].kind, [&](auto kind) __attribute__((always_inline)) {
-                read_rows<decltype(kind)::value, KB, MT>(k_row, k_chunks, lane,
-                                                         [&](int b, int m, int j, const uint32_t (&a)[4])
-                                                             __attribute__((always_inline)) {
-                                                                 if constexpr (rebuilds) {
+        with_group_kind<Kind>(shared.groups[2 * region_of(t)].kind, [&](auto kind) __attribute__((always_inline)) {
+            read_rows<decltype(kind)::value, KB, MT>(
+                k_row, k_chunks, lane, [&](int b, int m, int j, const uint32_t (&a)[4]) __attribute__((always_inline)) {
+                    if constexpr (rebuilds) {
 #pragma unroll
-                                                                     for (int e = 0; e < 4; e++)
-                                                                         latents[b][m][j][e] = a[e];
-                                                                 } else {
-                                                                     mma(s[m], a, q[b][j][0], q[b][j][1]);
-                                                                 }
-                                                             });
-            });
+                        for (int e = 0; e < 4; e++) latents[b][m][j][e] = a[e];
+                    } else {
+                        mma(s[m], a, q[b][j][0], q[b][j][1]);
+                    }
+                });
+        });
     }
 
     // The group's bytes of slot s of a tile of full rows, where they lie. Those of a slot without a token may be anything: another's serve.
@@ -314,7 +357,7 @@ struct DecodeWarp {
                                                float (&s)[MT][4]) const {
         Queries q;
         load_queries(q);
-        const Place of = place_of(t);
+        const Place of = place_of(t, step_of(t));
         switch (static_cast<Format>(shared.groups[2 * of.r].kind)) {
             case Format::c4:
                 return score_block<4>(k_rows, p.k_pitch, k_chunks, q, lane, s);
@@ -331,7 +374,7 @@ struct DecodeWarp {
     }
     __device__ __forceinline__ void add_tile(int t, uint32_t used, const uint8_t* v_rows, const Chunk* v_chunks,
                                              const uint32_t (&w)[MT][2], float (&sums)[VB][4][4]) const {
-        const Place of = place_of(t);
+        const Place of = place_of(t, step_of(t));
         const int kind = shared.groups[2 * of.r + 1].kind;
         if (kind == kind_f16_wide) {
             const auto row_at = [&](int slot) { return row_in_cache(1, of, used, slot); };
@@ -492,11 +535,10 @@ struct DecodeWarp {
     }
     __device__ __forceinline__ void add_chunks(int t, const uint8_t* v_rows, const Chunk* v_chunks,
                                                const uint32_t (&w)[MT][2], float (&sums)[VB][4][4]) const {
-        with_group_kind<Kind>(shared.groups[2 * parts.region_of(t) + 1].kind,
-                              [&](auto kind) __attribute__((always_inline)) {
-                                  add_rows<decltype(kind)::value>([&](int slot) { return v_rows + slot * p.v_pitch; },
-                                                                  v_chunks, w, lane, sums);
-                              });
+        with_group_kind<Kind>(shared.groups[2 * region_of(t) + 1].kind, [&](auto kind) __attribute__((always_inline)) {
+            add_rows<decltype(kind)::value>([&](int slot) { return v_rows + slot * p.v_pitch; }, v_chunks, w, lane,
+                                            sums);
+        });
     }
 
     // All tiles of the warp. Steps before the first tile only issue copies: one place in the code for them, which is fetched once.
@@ -505,6 +547,7 @@ struct DecodeWarp {
         Zeros zeros = {};
         int stage = 0;
         int marks_stage = 0;
+        issued_step = step_of(tile_at(0));
 #pragma unroll 1
         for (int step = -p.stages; step < 0 || tile_at(step) < tile_end; step++) {
             if (!rebuilds && step != 0) {  // all stages are free at first, later that of the tile before
@@ -513,7 +556,7 @@ struct DecodeWarp {
             }
             const int t = tile_at(max(step, 0));
             uint8_t* const k_rows = stages + stage * stage_bytes;
-            const Chunk* const k_chunks = shared.chunks + parts.region_of(t) * chunks_per_region;
+            const Chunk* const k_chunks = shared.chunks + region_of(t) * chunks_per_region;
             float s[MT][4] = {};
             [[maybe_unused]] Latents latents;
             [[maybe_unused]] uint32_t used = 0;
@@ -572,7 +615,7 @@ struct DecodeWarp {
         return sum_channel(g, i);
     }
     // The warps' sums meet where the tiles were, and become the item's part.
-    __device__ __forceinline__ void leave(int split, DecodeSums<VB>& own) const {
+    __device__ __forceinline__ void leave(DecodeSums<VB>& own) const {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
 #pragma unroll
@@ -620,8 +663,8 @@ struct DecodeWarp {
         }
         __syncthreads();
         // Rolled: instructions of loops that run once come from device memory, where a step's weights have displaced them.
-        const bool whole = parts.count == 1 && p.v_b == nullptr && p.leaves == Leaves::results;
-        const int64_t first = static_cast<int64_t>(split) * p.n_tokens * p.n_head;
+        const bool whole = (Apart ? p.n_split : parts.count) == 1 && p.v_b == nullptr && p.leaves == Leaves::results;
+        const int64_t first = static_cast<int64_t>(share.part) * p.n_tokens * p.n_head;
 #pragma unroll 1
         for (int i = threadIdx.x; i < item.n_rows * width; i += threads) {
             const int row = i / width;

@@ -20,7 +20,7 @@
 
 namespace lkv::cuda {
 
-// NT: blocks of eight query rows. U: units of V that a warp sums. Apart: MlaPlan::apart.
+// NT: blocks of eight query rows. U: units of V that a warp sums. Apart: Cut::apart.
 template <int NT, int U, MlaK K, bool Apart = false>
 __global__ void __launch_bounds__(mla_threads, 1)
     mla_kernel(const __grid_constant__ MlaArgs p, const __grid_constant__ MlaLayout layout) {

@@ -71,10 +71,12 @@ const char* plan_mla_rows(const Request& request, Plan& a, MlaPlan& plan) {
     const bool scores = plan.keys.as == MlaK::scores;
     plan.k_units = scores ? 0 : (a.rebuild != 0 ? a.unit * a.head_dim / unit_channels : 2 * a.k_blocks);
     bool all = true;
+    uint32_t widest = 0;  // bytes
     const auto add_side = [&](RowLayout RegionView::* side, int blocks, int32_t& pitch) {
         for_groups(p, side, blocks, [&](int r, const RowLayout& row, const GroupTable& table, const auto& chunks) {
             bool f16 = false;
             all = all && has_units(chunks, f16, values);
+            widest = std::max(widest, table.bytes);
             if (f16) {
                 plan.small_tiles |= 1 << r;
             } else {
@@ -88,6 +90,9 @@ const char* plan_mla_rows(const Request& request, Plan& a, MlaPlan& plan) {
     if (!all) return "rows are not in units of 32 channels";
     for (int r = 0; r < p.n_regions; r++)
         plan.scaled |= has_group_scales(values ? p.regions[r].k : p.regions[r].v) ? 1 : 0;
+    const bool one_kind = p.n_regions == 1 && has_group_scales(p.regions[0].k) && has_group_scales(p.regions[0].v);
+    const bool may_be_bare =
+        one_kind && plan.keys.as == MlaK::latents && a.rebuild == 0 && !apart && widest <= most_bare_bytes;
     if (scores) plan.k_pitch = plan.v_pitch;
     if (values) stage_all(p, a.k_blocks, plan);
     const Device& device = request.device;
@@ -95,6 +100,7 @@ const char* plan_mla_rows(const Request& request, Plan& a, MlaPlan& plan) {
     // where little shared memory is left for tiles, thread blocks share the query rows
     for (; plan.rows >= 8; plan.rows /= 2) {
         plan.tile = most_tile;
+        plan.bare = may_be_bare && plan.rows <= most_bare_rows ? 1 : 0;
         while (plan.tile > least_tile && !fits()) plan.tile /= 2;
         if (!fits()) continue;
         // A thread block takes a whole multiprocessor; those that the warm-up holds are left to it: 8B at 14 %, 299, 269, 243 tokens/s at
@@ -107,10 +113,10 @@ const char* plan_mla_rows(const Request& request, Plan& a, MlaPlan& plan) {
             return std::clamp(multiprocessors / row_blocks / items, 1, most_parts);
         };
         if (apart) {  // see ApartShares; beside full rows the last ones wait
-            a.n_split = plan.apart = parts(device.n_multiprocessors);
+            a.n_split = a.apart = parts(device.n_multiprocessors);
             // a token of many may not have all parts, whose sums all have room for
             if (a.n_tokens > most_counted_tokens) {
-                a.n_split = std::min(plan.apart, std::max(8, 4 * plan.apart / a.n_tokens));
+                a.n_split = std::min(a.apart, std::max(8, 4 * a.apart / a.n_tokens));
             }
             return nullptr;
         }
@@ -151,10 +157,9 @@ cudaError_t finish(const Plan& plan, const CutProblem* full, cudaStream_t stream
 }
 
 // Nothing merges its parts: that would be set up while it runs, and keep multiprocessors from the real one (8B, joint latents: 330 tokens/s at
-// depth 0 without it, 320 with it). Steps of several sequences are real ones.
+// depth 0 without it, 320 with it).
 std::optional<Plan> warm_up(const Plan& plan) {
     MlaPlan mla = plan.as<MlaPlan>();
-    if (mla.apart != 0) return std::nullopt;
     Plan of = warm_up_plan(plan, items_of_group(plan), plan.n_regions);
     mla.late_parts = 0;
     of.keep(mla);

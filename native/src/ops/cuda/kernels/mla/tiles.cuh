@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ops/cuda/kernels/mla/layout.h"
+#include "ops/cuda/softmax/own_steps.cuh"
 #include "ops/cuda/softmax/parts.cuh"
 
 namespace lkv::cuda {
@@ -66,34 +67,6 @@ struct MlaSteps {
     __device__ int steps_before(int region) const { return region == 0 ? 0 : (region == 1 ? before_1 : before_2); }
 };
 
-// Where tokens are apart: parts are shared out among them by their steps, each has one at least and n_split at most. By a warp, whose lanes
-// have a token each and every 32nd after it.
-constexpr int apart_turns = most_direct_tokens / 32;
-
-struct ApartShares {
-    uint32_t counts[apart_turns];  // of this lane's tokens
-    uint32_t all = 0;
-
-    __device__ explicit ApartShares(const MlaArgs& p) {
-        const int lane = static_cast<int>(threadIdx.x) % 32;
-#pragma unroll
-        for (int k = 0; k < apart_turns; k++) {
-            const int token = 32 * k + lane;
-            counts[k] = token < p.n_tokens ? static_cast<uint32_t>(__ldg(p.own.counts + token)) : 0;
-            all += counts[k];
-        }
-#pragma unroll
-        for (int o = 16; o > 0; o /= 2) all += __shfl_xor_sync(0xffffffffu, all, o);
-    }
-    __device__ int parts(const MlaArgs& p, uint32_t count) const {
-        const uint32_t share = all == 0 ? 1 : count * static_cast<uint32_t>(p.mla.apart) / all;
-        return max(1, min(p.n_split, static_cast<int>(share)));
-    }
-    __device__ int parts_of(const MlaArgs& p, int token) const {
-        return parts(p, static_cast<uint32_t>(__ldg(p.own.counts + token)));
-    }
-};
-
 // What a thread block has of the slots: steps begin … end - 1 of all, or of a token's own.
 template <bool Apart>
 struct MlaShare {
@@ -111,31 +84,12 @@ struct MlaShare {
             end = all.begin(part + 1);
             return;
         }
-        const ApartShares shares(p);
-        const int lane = static_cast<int>(threadIdx.x) % 32;
-        int first = 0;  // part of this turn's tokens
-#pragma unroll
-        for (int k = 0; k < apart_turns; k++) {
-            const int own = 32 * k + lane < p.n_tokens ? shares.parts(p, shares.counts[k]) : 0;
-            int until = own;
-#pragma unroll
-            for (int o = 1; o < 32; o *= 2) {
-                const int before = __shfl_sync(0xffffffffu, until, max(lane - o, 0));
-                if (lane >= o) until += before;
-            }
-            until += first;
-            const uint32_t behind = __ballot_sync(0xffffffffu, until > index);
-            first = __shfl_sync(0xffffffffu, until, 31);
-            if (behind == 0 || part >= 0) continue;
-            const int at = __ffs(static_cast<int>(behind)) - 1;
-            const int parts = __shfl_sync(0xffffffffu, own, at);
-            const auto count = static_cast<int>(__shfl_sync(0xffffffffu, shares.counts[k], at));
-            token = 32 * k + at;
-            part = index - __shfl_sync(0xffffffffu, until - own, at);
-            begin = count * part / parts;
-            end = count * (part + 1) / parts;
-            steps = p.own.steps + static_cast<int64_t>(token) * p.own.capacity;
-        }
+        const ApartShare own(p, index);
+        part = own.part;
+        token = own.token;
+        begin = own.begin;
+        end = own.end;
+        steps = own.steps;
     }
 };
 

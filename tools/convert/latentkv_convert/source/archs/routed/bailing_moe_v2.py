@@ -15,6 +15,7 @@ from ... import rope
 from ...stock import Stock
 from .. import llama, packed_rows, require, routed
 
+OTHER_TYPES = ("bailing_moe", "sarvam_moe")
 ARCHITECTURE = "bailingmoe2"
 STOCK_KEYS = (*routed.STOCK_KEYS, "expert_group_count")
 TINY: dict[str, Any] = {

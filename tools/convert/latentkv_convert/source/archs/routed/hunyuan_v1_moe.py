@@ -23,6 +23,7 @@ TINY: dict[str, Any] = {
     "intermediate_size": 64,
     "num_experts": 6,
     "moe_topk": [3, 3, 3],
+    "moe_intermediate_size": [64, 64, 64],
 }
 _FIELDS = {"n_expert": "num_experts", "n_used": "moe_topk", "width": "moe_intermediate_size"}
 _NAMES = routed.Names(router="mlp.gate.wg.weight", bias="", shared="mlp.shared_mlp.*_proj.weight")

@@ -17,6 +17,7 @@ from ....ir import F32, ModelSpec, TensorRole
 from ...stock import Stock
 from .. import FULL, LOCAL, layer_types, llama, local_layers, require, ropes_by_kind, warn_of_readers
 
+OTHER_TYPES = ("gemma3",)
 ARCHITECTURE = "gemma3"
 TEXT_PREFIX = "model.language_model"
 STOCK_KEYS = ("final_logit_softcapping",)

@@ -21,6 +21,7 @@ from ...stock import Stock
 from .. import FULL, LOCAL, expert_keys, layer_types, llama, local_layers, require, ropes_by_kind
 from . import gemma3_text
 
+OTHER_TYPES = ("gemma4_unified",)
 STOCK_KEYS = ("final_logit_softcapping", "expert_count", "expert_used_count")
 TEXT_PREFIX = "model.language_model"
 TINY: dict[str, Any] = {
@@ -273,10 +274,6 @@ def config_of(stock: Stock) -> dict[str, Any]:
 
 
 def _experts_of(stock: Stock) -> dict[str, Any]:
-    if not stock.has("ffn_gate_up_exps.weight"):
-        raise ConvertError(
-            stock.where, "gate and up of experts in one tensor, ffn_gate_up_exps.weight", "none"
-        )
     return {
         "enable_moe_block": True,
         "num_experts": stock.whole("expert_count", 2, 4096),

@@ -15,6 +15,7 @@ from ....ir import ModelSpec
 from ...stock import Stock
 from .. import llama, mistral
 
+OTHER_TYPES = ("ministral3",)
 STOCK_KEYS = ("attention.temperature_scale",)
 TEXT_PREFIX = "model.language_model"
 TINY: dict[str, Any] = {

@@ -13,6 +13,7 @@ from ....ir import ModelSpec
 from ...stock import Stock
 from .. import qwen2
 
+OTHER_TYPES = ("qwen2_5_vl",)
 ARCHITECTURE = "qwen2vl"
 TEXT_PREFIX = "model.language_model"
 TINY: dict[str, Any] = {

@@ -1,0 +1,114 @@
+"""What a conversion's forecast says, and what other texts lose at other lengths.
+
+    python bench/lab/forecast.py MODEL -f TEXT --device cuda
+
+MODEL is a name of bench/inputs/real_models.py or a GGUF. For every budget the plan that the converter writes,
+on the windows of the forecast, on the language reference's held-out chapters (bench/inputs/texts.py) and on
+TEXT, all of twice the statistics' tokens, and in windows of the statistics' own size.
+Rows are written to bench/results/levers/forecast-NAME.json as they are measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
+
+import levers
+
+import record
+from inputs import texts
+from latentkv_convert.calibrate.sample import cut, encode
+from latentkv_convert.compute.arithmetic import host_threads
+from latentkv_convert.ir import Plan
+from latentkv_convert.plan import forecast
+from record import RESULTS, Column
+
+COLUMNS = [
+    Column("budget", "budget"),
+    Column("plan", "plan"),
+    Column("text", "text"),
+    Column("tokens", "tokens"),
+    Column("kld", "mean KLD", ".5f"),
+    Column("kld_se", "±", ".5f"),
+    Column("kld_p999", "99.9 %", ".3f"),
+]
+FITTED, FORECAST, REFERENCE, OTHER = "fitted", "forecast", "reference", "other"
+
+
+class Forecasts(levers.Levers):
+    def __init__(self, args: argparse.Namespace) -> None:
+        super().__init__(args)
+        sample, source, n = self.work.sample, self.work.source, args.windows
+        assert sample is not None
+        size, held = sample.tokens.shape[1], forecast.held_back(sample, n)
+        deep = held.shape[1]
+        reference = encode("\n".join(texts.chapters()[1]), source)
+        other = cut(encode(args.file.read_text(encoding="utf-8"), source), deep)
+        self.windows = {
+            f"{FORECAST} {deep}": held,
+            f"{REFERENCE} {deep}": cut(reference, deep)[:n],
+            f"{OTHER} {deep}": other[:: max(1, len(other) // n)][:n],
+            f"{FITTED} {size}": forecast.fitted(sample)[-n:],
+            f"{REFERENCE} {size}": cut(reference, size)[:n],
+        }
+        self.windows["held"] = held  # a window to begin with
+
+    def note(self, budget: str, scales: str, name: str, plan: Plan, seconds: float, rows: Any = None) -> None:
+        for text in self.windows:
+            if text == "held":
+                continue
+            nats = self.nats(plan.cut(), text, {})
+            kind, tokens = text.split()
+            row = {"budget": budget, "plan": name, "text": kind, "tokens": int(tokens)}
+            row |= {"kld": float(nats.mean()), "kld_se": float(nats.mean(1).std() / len(nats) ** 0.5)}
+            self.rows.append(row | {"kld_p999": float(nats.flatten().quantile(0.999))})
+            print(self.rows[-1], flush=True)
+        out = self.args.out or RESULTS / "levers" / f"forecast-{self.name}.json"
+        record.save(out, command=self.command(), columns=COLUMNS, rows=self.rows, note=self.note_of_table())
+
+    def command(self) -> str:
+        args = self.args
+        words = ["python", "bench/lab/forecast.py", self.name, "-f", args.file.name]
+        words += ["--calib", args.calib.name] if args.calib else []
+        words += ["--device", args.device, "--budgets", args.budgets, "--windows", str(args.windows)]
+        return shlex.join([*words, *(["--convert", args.convert] if args.convert else [])])
+
+    def note_of_table(self) -> str:
+        return (
+            f"`{self.model.name}`, `--prefer speed`; mean KLD in nats per token against the uncompressed "
+            f"model, second halves of up to {self.args.windows} windows; products in f32, on "
+            f"{self.args.device}. fitted: windows that statistics saw; forecast: those that the converter's "
+            f"forecast is measured on; reference: held-out chapters of Python's language reference; other: "
+            f"`{self.args.file.name}`."
+        )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", help="a name of bench/inputs/real_models.py or a GGUF")
+    parser.add_argument("-f", "--file", type=Path, required=True, help="the other text")
+    parser.add_argument("--calib", type=Path, help="text to calibrate on (default: the converter's own)")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--budgets", default="28%,14%,8.5%")
+    parser.add_argument("--windows", type=int, default=4)
+    parser.add_argument("--convert", default="", help="options of the conversion")
+    parser.add_argument("--out", type=Path, help="default: bench/results/levers/forecast-NAME.json")
+    args = parser.parse_args()
+    args.scales, args.plans, args.polish = "row", "", 0  # the plan that is written, no others
+    with host_threads(args.device):
+        torch.set_flush_denormal(True)
+        Forecasts(args).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

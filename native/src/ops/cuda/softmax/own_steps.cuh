@@ -1,0 +1,88 @@
+// Tokens of several sequences, each of which reads its own slots (Problem::own): parts are shared out among the tokens.
+#pragma once
+
+#include "ops/cuda/softmax/cut.h"
+#include "ops/latent_attn.h"
+
+namespace lkv::cuda {
+
+// Parts are shared out by the tokens' steps; each token has one at least, and no more than n_split or than its steps are worth. By a warp,
+// whose lanes have a token each and every 32nd after it.
+constexpr int apart_turns = most_direct_tokens / 32;
+
+// Steps of the regions before the last one, which all tokens read.
+__device__ inline int common_steps(const CutProblem& p) {
+    int steps = 0;
+    for (int r = 0; r + 1 < p.n_regions; r++) steps += (__ldg(p.n_slots + r) + step_slots - 1) / step_slots;
+    return steps;
+}
+
+struct ApartShares {
+    uint32_t common;
+    uint32_t counts[apart_turns];  // of this lane's tokens
+    uint32_t all = 0;
+
+    __device__ explicit ApartShares(const CutProblem& p) : common(static_cast<uint32_t>(common_steps(p))) {
+        const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+        for (int k = 0; k < apart_turns; k++) {
+            const int token = 32 * k + lane;
+            counts[k] = token < p.n_tokens ? count(p, token) : 0;
+            all += counts[k];
+        }
+#pragma unroll
+        for (int o = 16; o > 0; o /= 2) all += __shfl_xor_sync(0xffffffffu, all, o);
+    }
+    __device__ int parts(const CutProblem& p, uint32_t count) const {
+        const auto share = static_cast<int>(all == 0 ? 1 : count * static_cast<uint32_t>(p.apart) / all);
+        const int least = max(step_slots, p.least_tiles * p.tile);  // slots that are worth a part
+        return max(1, min(min(p.n_split, share), static_cast<int>(count) * step_slots / least));
+    }
+    __device__ int parts_of(const CutProblem& p, int token) const { return parts(p, count(p, token)); }
+
+private:
+    __device__ uint32_t count(const CutProblem& p, int token) const {
+        return common + static_cast<uint32_t>(__ldg(p.own.counts + token));
+    }
+};
+
+// What thread block `index` of a work item has: steps begin … end - 1 of those that a token reads, the common ones and then its own.
+struct ApartShare {
+    int part = -1;  // of the token's; -1: there is nothing to do
+    int token = -1;
+    int begin = 0, end = 0;
+    const int32_t* steps = nullptr;  // its own
+
+    __device__ ApartShare(const CutProblem& p, int index) {
+        const ApartShares shares(p);
+        const int lane = static_cast<int>(threadIdx.x) % 32;
+        int first = 0;  // part of this turn's tokens
+#pragma unroll
+        for (int k = 0; k < apart_turns; k++) {
+            const int own = 32 * k + lane < p.n_tokens ? shares.parts(p, shares.counts[k]) : 0;
+            int until = own;
+#pragma unroll
+            for (int o = 1; o < 32; o *= 2) {
+                const int before = __shfl_sync(0xffffffffu, until, max(lane - o, 0));
+                if (lane >= o) until += before;
+            }
+            until += first;
+            const uint32_t behind = __ballot_sync(0xffffffffu, until > index);
+            first = __shfl_sync(0xffffffffu, until, 31);
+            if (behind == 0 || part >= 0) continue;
+            const int at = __ffs(static_cast<int>(behind)) - 1;
+            const int parts = __shfl_sync(0xffffffffu, own, at);
+            const auto count = static_cast<int>(__shfl_sync(0xffffffffu, shares.counts[k], at));
+            token = 32 * k + at;
+            part = index - __shfl_sync(0xffffffffu, until - own, at);
+            begin = count * part / parts;
+            end = count * (part + 1) / parts;
+            steps = p.own.steps + static_cast<int64_t>(token) * p.own.capacity;
+        }
+    }
+};
+
+// Thread blocks of a work item and its query rows that ApartShare knows: a token's share is rounded down, and one at least.
+inline unsigned apart_blocks(const CutProblem& p) { return static_cast<unsigned>(p.apart + p.n_tokens); }
+
+}  // namespace lkv::cuda
