@@ -83,4 +83,7 @@ def stop_list(stop: str | Sequence[str] | None) -> list[str]:
     """The `stop` argument of the completion calls as a list."""
     if stop is None:
         return []
-    return [stop] if isinstance(stop, str) else list(stop)
+    found = [stop] if isinstance(stop, str) else list(stop)
+    for each in found:
+        utf8(each, "stop")
+    return found

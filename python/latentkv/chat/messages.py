@@ -28,6 +28,8 @@ def _plain(message: Message) -> dict[str, Any]:
     if message.get("audio") is not None:
         raise expected("messages", "text only", "a message with audio")
     role = _text(message, "role")
+    if "content" not in message and role != "assistant":
+        raise expected("messages", f"a message of {role} with content", "one without")
     calls = _calls(message)
     content = message.get("content")
     if content is None and message.get("refusal") is not None:

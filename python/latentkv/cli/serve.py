@@ -122,7 +122,6 @@ def _serving(args: argparse.Namespace) -> Serving:
         session,
         n_batch=max(args.batch_size, args.ubatch_size),
         n_ctx_seq=n_ctx_seq,
-        last_n_tokens=args.repeat_last_n,
         shift=Shift.of(model, args.keep, sink) if args.context_shift else None,
         reuse=Reuse.of(model, session, args.cache_reuse, sink) if args.cache_reuse else None,
         store=_store(args, model, cache, sink),
@@ -253,7 +252,7 @@ def _add_server(group: Any) -> None:
         type=number(ranges.N_BATCH),
         default=2048,
         metavar="N",
-        help="prompt tokens per step (default: 2048)",
+        help="prompt tokens per step, at most -ub (default: 2048)",
     )
     group.add_argument(
         "-n",

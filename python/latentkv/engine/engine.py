@@ -49,6 +49,7 @@ class Engine:
 
     def cancel(self, ticket: Ticket) -> None:
         ticket.cancel()
+        self.scheduler.leave_off()
         with self._changed:
             self._changed.notify()
 

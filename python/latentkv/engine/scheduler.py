@@ -52,7 +52,6 @@ class Scheduler:
         *,
         n_batch: int = 2048,
         n_ctx_seq: int | None = None,
-        last_n_tokens: int = 64,
         shift: Shift | None = None,
         store: PrefixStore | None = None,
         reuse: Reuse | None = None,
@@ -65,7 +64,7 @@ class Scheduler:
         """
         self.model, self.session, self.n_batch = model, session, n_batch
         self.n_ctx_seq = min(n_ctx_seq or session.n_ctx, session.n_ctx)
-        self.last_n_tokens = last_n_tokens
+        self._n_step = min(n_batch, session.n_ubatch)  # of prompts: others wait until they are read
         self.waiting: deque[Ticket] = deque()
         self.counters = Counters()
         self.outbox = Outbox()
@@ -75,6 +74,7 @@ class Scheduler:
         self.admission = Admission(self.room)
         self._is_lazy = session.prefill == "lazy"
         self._clock = clock
+        self._computed: tuple[Ticket, ...] = ()  # those of the decode call that runs
         self._ahead = 0.0  # seconds that texts to embed had more than the answers beside them
 
     @property
@@ -127,11 +127,17 @@ class Scheduler:
         self.counters.steps += 1
         self.counters.step_tokens += len(batch.tokens)
         self.counters.step_slots += len(batch.parts)
+        self._computed = tuple(part.slot.job.ticket for part in batch.parts if part.slot.job is not None)
         try:
             rows = self._decode(batch)
-        except Exception as error:
-            self._fail_all(batch, StepError.of(error))
+        except KeyboardInterrupt:  # of leave_off()
+            self._fail_all(batch, StepError("[engine] expected a step that runs; got none that is wanted"))
             return
+        except Exception as error:
+            self._fail_all(batch, _said(StepError.of(error)))
+            return
+        finally:
+            self._computed = ()
         self._advance([part for part in batch.parts if self._has_read(part, rows)], rows)
 
     def _decode(self, batch: Batch) -> NDArray[np.float32]:
@@ -204,7 +210,7 @@ class Scheduler:
                 if slot.has_read:
                     batch.add(slot, 1)
         beside = EMBEDDED_CHUNK if embeds else MIXED_CHUNK
-        self._read(batch, reading, beside if is_awaited else self.n_batch)
+        self._read(batch, reading, beside if is_awaited else self._n_step)
         return batch
 
     def _read(self, batch: Batch, reading: Sequence[Slot], room: int) -> None:
@@ -230,6 +236,12 @@ class Scheduler:
         count = len(slot.tokens)
         self.sequences.forget(slot)
         return count
+
+    def leave_off(self) -> None:
+        """Ends the decode call that runs if all its requests are cancelled: a long prompt takes minutes. Any
+        thread may call it."""
+        if self._computed and all(ticket.cancelled for ticket in self._computed):
+            self.session.interrupt()
 
     def abandon(self, error: Exception) -> None:
         """Ends everything that runs or waits."""
@@ -276,7 +288,7 @@ class Scheduler:
             return False
         slot, keep, limit, hard = placed
         try:
-            slot.job = Job(self.model, ticket, keep, limit, hard, self.last_n_tokens)
+            slot.job = Job(self.model, ticket, keep, limit, hard, self.n_ctx_seq)
         except Exception as error:
             ticket.fail(error, self.outbox)
             return True
@@ -312,7 +324,6 @@ class Scheduler:
 
     def _fail_all(self, batch: Batch, error: StepError) -> None:
         """Ends the requests of a call that failed. Others go on, and keep what they hold."""
-        _said(error)
         for part in batch.parts:
             self._fail(part.slot, error)
         # rows of a sliding window may have gone before the call failed: then no sequence can be taken out

@@ -25,15 +25,17 @@ class Job:
     """One request in a slot: what is left of its prompt, then one token after another."""
 
     def __init__(
-        self, model: _core.Model, ticket: Ticket, cached: int, limit: int, hard_limit: int, last_n: int
+        self, model: _core.Model, ticket: Ticket, cached: int, limit: int, hard_limit: int, n_ctx: int
     ) -> None:
-        """limit: tokens of the answer that there is room for now, of hard_limit in all."""
+        """limit: tokens of the answer that there is room for now, of hard_limit in all. n_ctx: tokens that a
+        sequence may have."""
         request = ticket.request
+        sampling = request.sampling.within(n_ctx)
         self.ticket, self.limit, self.hard_limit = ticket, limit, hard_limit
         self.pending = list(request.prompt[cached:])  # to be evaluated
         self.has_read = False  # all of the prompt
         self._model = model
-        self.sampler = request.sampling.sampler(model)
+        self.sampler = sampling.sampler(model)
         self._closing = closing_of(model, request.sampling.grammar)
         is_scored = request.logprobs is not None or request.with_tokens
         self._writer = AnswerWriter(
@@ -49,7 +51,7 @@ class Job:
         self._begin = time.perf_counter()
         timings = ticket.progress.timings
         timings.cached_n, timings.prompt_n = cached, len(self.pending)
-        for token in request.prompt[max(0, len(request.prompt) - last_n) :]:
+        for token in request.prompt[max(0, len(request.prompt) - sampling.n_seen) :]:
             self.sampler.accept(token, in_grammar=False)
 
     @property
@@ -86,6 +88,8 @@ class Job:
         """Takes the logits [n, n_vocab] of n prompt tokens; the scored prompt after the last of them."""
         if self.has_read:
             return None
+        if not self.pending:
+            self.ticket.progress.timings.prompt_s = time.perf_counter() - self._begin
         if self._pool is not None:
             return self._embedded(self._pool, logits)
         if self._prompt is None:
@@ -101,9 +105,7 @@ class Job:
         pool.add(states)
         if self.pending:
             return None
-        progress = self.ticket.progress
-        progress.embedding = pool.result()
-        progress.timings.prompt_s = time.perf_counter() - self._begin
+        self.ticket.progress.embedding = pool.result()
         return Piece("", (), "stop")
 
     def may_be(self, logits: NDArray[np.float32]) -> NDArray[np.float32] | None:

@@ -181,9 +181,7 @@ def token_loop(
 ) -> TokenLoop:
     """closing: says what may come near the limit of an answer; whoever counts tokens has it."""
     sampler = options.sampler(llama.model)
-    return TokenLoop(
-        llama.evaluator, sampler, processor, llama.draft_model, llama.last_n_tokens_size, closing
-    )
+    return TokenLoop(llama.evaluator, sampler, processor, llama.draft_model, options.n_seen, closing)
 
 
 def next_token(

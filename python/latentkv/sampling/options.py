@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
 from latentkv import _core, ranges
 from latentkv.errors import expected
 from latentkv.sampling.grammar import LlamaGrammar
+from latentkv.text import utf8
 
 RANDOM_SEED = 0xFFFFFFFF  # llama.h, LLAMA_DEFAULT_SEED: draw a new one
+MAX_BREAKERS = 32  # strings of DRY: a new sampler looks for each of them in every token of the vocabulary
+MAX_BREAKER_BYTES = 40  # as in llama.cpp, which cuts longer ones
 
 
 @dataclass(frozen=True)
@@ -63,8 +66,10 @@ class SamplingOptions(ServerOptions):
             raise expected("repeat_penalty", "a factor above 0 (1 is off)", self.repeat_penalty)
         ranges.SEED.check("seed", self.seed)
         ranges.TOP_K.check("top_k", self.top_k)
-        ranges.PENALTY_LAST_N.check("penalty_last_n", self.penalty_last_n)
-        ranges.PENALTY_LAST_N.check("dry_penalty_last_n", self.dry_penalty_last_n)
+        for name in _WINDOWS:
+            ranges.PENALTY_WINDOW.check(name, getattr(self, name))
+        ranges.Range(0).check("dry_allowed_length", self.dry_allowed_length)
+        _check_breakers(self.dry_sequence_breakers)
         ranges.TOKENS.check("min_keep", self.min_keep)
         for token in self.logit_bias:
             ranges.TOKEN_ID.check("logit_bias", token)
@@ -92,10 +97,17 @@ class SamplingOptions(ServerOptions):
         options["seed"] = defaults.seed if given["seed"] is None else given["seed"]
         options["logit_bias"] = token_bias(given.get("logit_bias"))
         options["penalty_last_n"] = last_n
-        for name in ("penalty_last_n", "dry_penalty_last_n"):
-            if options.get(name) == -1:
-                options[name] = defaults.n_ctx()
-        return cls(**options)
+        return cls(**options).within(defaults.n_ctx())
+
+    def within(self, n_ctx: int) -> SamplingOptions:
+        """The same for a sequence of at most n_ctx tokens: no penalty looks at more, and -1 means all."""
+        windows = {name: getattr(self, name) for name in _WINDOWS}
+        return replace(self, **{name: n_ctx if n == -1 else min(n, n_ctx) for name, n in windows.items()})
+
+    @property
+    def n_seen(self) -> int:
+        """How many of a prompt's last tokens the penalties look at. They are those of within()."""
+        return max(self.penalty_last_n, self.dry_penalty_last_n if self.dry_multiplier > 0 else 0)
 
     def sampler(self, model: _core.Model) -> _core.Sampler:
         """A fresh chain: same options and seed, same tokens."""
@@ -106,6 +118,7 @@ class SamplingOptions(ServerOptions):
         return _core.Sampler(model, matcher=matcher, **native)
 
 
+_WINDOWS = ("penalty_last_n", "dry_penalty_last_n")  # tokens that a penalty looks at
 NAMES = tuple(each.name for each in fields(SamplingOptions))
 SERVER_OPTIONS = tuple(each.name for each in fields(ServerOptions))
 SERVER_NAMES = {
@@ -122,6 +135,14 @@ class Defaults(Protocol):
     @property
     def seed(self) -> int: ...
     def n_ctx(self) -> int: ...
+
+
+def _check_breakers(breakers: Sequence[str]) -> None:
+    if len(breakers) > MAX_BREAKERS:
+        raise expected("dry_sequence_breakers", f"at most {MAX_BREAKERS} strings", len(breakers))
+    longest = max((len(utf8(each, "dry_sequence_breakers")) for each in breakers), default=0)
+    if longest > MAX_BREAKER_BYTES:
+        raise expected("dry_sequence_breakers", f"strings of at most {MAX_BREAKER_BYTES} bytes", longest)
 
 
 def token_bias(logit_bias: Mapping[int, float] | Mapping[str, float] | None) -> dict[int, float]:

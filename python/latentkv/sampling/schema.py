@@ -34,11 +34,13 @@ def checked(schema: Any, at: str = "") -> dict[str, Any]:
 def loosened(schema: Any, at: str = "") -> dict[str, Any]:
     """As checked(), without the keywords that it would refuse: fewer texts are refused then. At the worst any
     JSON is left."""
-    schema = copy.deepcopy(schema)
+    given = schema
     for _ in range(_MOST_DROPPED):
         try:
             return checked(schema, at)
         except SchemaError as error:
+            if schema is given:
+                schema = copy.deepcopy(given)
             try:
                 if not _dropped(schema, error.pointer):
                     break

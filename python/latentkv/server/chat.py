@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -72,6 +73,7 @@ def remember(prompt: ChatPrompt, answer: Answering, message: dict[str, Any]) -> 
 def asked(body: ChatBody, serving: Serving) -> tuple[ChatPrompt, list[Request]]:
     """The prompt, and one request for each of n answers."""
     serving.check_messages(body.messages)
+    serving.check_length(len(json.dumps(body.tools or body.functions or ())))
     sampling = body.sampling(serving.sampling)
     prompt = chat_request(
         serving.model,
@@ -84,7 +86,7 @@ def asked(body: ChatBody, serving: Serving) -> tuple[ChatPrompt, list[Request]]:
         serving.memory,
         parallel_tool_calls=body.parallel_tool_calls,
         chat_template_kwargs=body.template_kwargs(),
-        continue_final_message=body.continue_final_message or None,
+        **body.ending(),
         reasoning_format=body.reasoning_format,
     )
     return prompt, [

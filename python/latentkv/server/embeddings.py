@@ -43,6 +43,8 @@ class EmbeddingBody(Body, Ignored):
 
     def inputs(self) -> list[Any]:
         """Each a text or a list of token ids and texts."""
+        if self.input is not None and self.content is not None:
+            raise expected("content", "input or content", "both")
         name = "content" if self.input is None and self.content is not None else "input"
         found = prompts_of(getattr(self, name), name)
         if len(found) > MAX_INPUTS:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -32,6 +32,9 @@ _ANTHROPIC_TYPES = {
 }
 
 
+MAX_MESSAGE = 2000  # characters
+
+
 class Refused(Exception):
     """Refuses a request with this status and message."""
 
@@ -51,7 +54,10 @@ def anthropic_body(status: int, message: str) -> dict[str, Any]:
 
 
 def shown(message: str) -> str:
-    """The message as valid UTF-8; it may quote half a character."""
+    """The message as valid UTF-8, as it may quote half a character, and not much longer than a line: it may
+    quote megabytes."""
+    if len(message) > MAX_MESSAGE:
+        message = f"{message[: MAX_MESSAGE // 2]} … {message[-MAX_MESSAGE // 4 :]}"
     return message.encode(errors="backslashreplace").decode()
 
 
@@ -71,6 +77,8 @@ def of(error: Exception) -> Refused:
         return error
     if isinstance(error, Closed):
         return Refused(503, str(error))
+    if isinstance(error, RecursionError):
+        return Refused(400, "[body] expected values that are not so deep; got too many levels")
     if isinstance(error, StepError) and not error.is_asked_for:
         return Refused(500, str(error))
     if isinstance(error, LatentKVError):
@@ -85,12 +93,13 @@ def of(error: Exception) -> Refused:
 def install(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        first, path = error.errors()[0], request.url.path
+        found, path = error.errors(), request.url.path
+        first = found[0]
+        if kinds := _kinds(found):
+            param = str(first["loc"][1])
+            got = error.body.get(param) if isinstance(error.body, Mapping) else error.body
+            return response(path, 400, f"[{param}] expected {' or '.join(kinds)}; got {_short(got)}", param)
         param = ".".join(str(part) for part in first["loc"][1:]) or None
-        if first["type"] == "json_invalid":
-            return response(
-                path, 400, f"expected JSON; got {first.get('ctx', {}).get('error', first['msg'])}"
-            )
         if first["type"] == "extra_forbidden":
             return response(path, 400, f"[{param}] expected a parameter that exists; got {param}", param)
         return response(path, 400, f"[{param or 'body'}] {_complaint(first)}", param)
@@ -104,6 +113,7 @@ def install(app: FastAPI) -> None:
         return response(request.url.path, error.status, error.message, error.param, error.code)
 
     @app.exception_handler(LatentKVError)
+    @app.exception_handler(RecursionError)
     @app.exception_handler(Exception)
     async def other(request: Request, error: Exception) -> JSONResponse:
         found = of(error)
@@ -112,10 +122,50 @@ def install(app: FastAPI) -> None:
 
 def _complaint(first: Mapping[str, Any]) -> str:
     """What pydantic says of a value, in our form: `expected a valid list; got 'hi'`."""
-    if first["type"] == "missing":
+    kind, context = first["type"], first.get("ctx", {})
+    if kind == "missing":
         return "expected a value; got none"
+    if kind == "too_long":
+        return f"expected at most {context['max_length']} items; got {context.get('actual_length') or 'more'}"
+    if kind == "too_short":
+        return f"expected at least {context['min_length']} items; got {context['actual_length']}"
+    if kind == "string_too_long":
+        return f"expected at most {context['max_length']} characters; got {len(first['input'])}"
+    if kind == "int_parsing_size":
+        return "expected a smaller integer; got one of too many digits"
     wanted = re.fullmatch(r"Input should be (.+)", first["msg"])
-    return f"expected {wanted[1]}; got {_short(first.get('input'))}" if wanted else str(first["msg"])
+    if not wanted:
+        return str(first["msg"])
+    said = re.sub(r"\bNone\b", "null", wanted[1])
+    said = re.sub(r"a valid dictionary( or object to extract fields from)?", "an object", said)
+    return f"expected {said}; got {_short(first.get('input'))}"
+
+
+_ONE = {"str": "a text", "int": "an integer", "bool": "true or false", "dict[str,any]": "an object"}
+_SEVERAL = {
+    "str": "texts",
+    "int": "integers",
+    "dict[str,any]": "objects",
+    "union[int,str]": "texts or integers",
+}
+
+
+def _kinds(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What a field takes that may be of several kinds, in words. pydantic names a kind behind the field:
+    ("body", "prompt", "list[int]", 0)."""
+    field = found[0]["loc"][:2]
+    tags = [each["loc"][2] for each in found if each["loc"][:2] == field and len(each["loc"]) > 2]
+    if any(each["type"] == "string_unicode" for each in found):
+        return ["UTF-8"]
+    words = [_kind(tag.replace("constrained-", "")) for tag in tags if isinstance(tag, str)]
+    return [word for word in dict.fromkeys(words) if word]
+
+
+def _kind(tag: str) -> str:
+    if not tag.startswith("list["):
+        return _ONE.get(tag, "")
+    inner = tag[5:-1]
+    return f"a list of {_SEVERAL.get(inner) or _kind(inner).replace('a list', 'lists', 1)}"
 
 
 def _short(value: Any) -> str:

@@ -9,12 +9,13 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from latentkv import ranges
 from latentkv.chat.tools import ToolUse
 from latentkv.errors import expected
 from latentkv.sampling.grammar import LlamaGrammar
 from latentkv.sampling.options import NAMES, RANDOM_SEED, SERVER_NAMES, SamplingOptions, token_bias
 from latentkv.sampling.order import with_samplers
-from latentkv.server.fields import ChatIgnored, ChatRefused, Ignored
+from latentkv.server.fields import ChatIgnored, ChatRefused, Ignored, unless_null
 from latentkv.server.llama_fields import LlamaFields
 from latentkv.text import stop_list
 
@@ -23,6 +24,7 @@ Gbnf = Annotated[str, Field(max_length=1 << 16)]
 MAX_ANSWERS = 1024  # most answers of a request: prompts times n
 MAX_STOPS = 64  # strings, each looked for after every token
 MAX_STOP_LENGTH = 4096  # characters
+MAX_TOOLS = 512  # a grammar of thousands takes minutes and gigabytes
 
 
 class Body(BaseModel):
@@ -79,10 +81,10 @@ class Sampling(LlamaFields, Body):
     min_p: float | None = None
     typical_p: float | None = None
     repeat_penalty: float | None = None
-    repeat_last_n: int | None = None
+    repeat_last_n: Annotated[int, Field(ge=-1, le=ranges.PENALTY_LAST_N.high)] | None = None  # -1: all
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
-    mirostat: int | None = None
+    mirostat: Annotated[int, Field(ge=0, le=2)] | None = None
     mirostat_tau: float | None = None
     mirostat_eta: float | None = None
     top_n_sigma: float | None = None
@@ -152,7 +154,7 @@ class CompletionBody(Sampled):
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool = False
     best_of: Literal[1] | None = None
-    suffix: None = None
+    suffix: Annotated[Any, unless_null("/infill fills gaps")] = None
 
     def limit(self, default: int = -1) -> int:
         """The same, but 16 if the command line does not say, as in OpenAI's interface."""
@@ -202,9 +204,13 @@ class ChatBody(Sampled, ChatIgnored, ChatRefused):
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_format: str = "auto"
     continue_final_message: bool | str = False
+    add_generation_prompt: bool | None = None
 
     def use(self) -> ToolUse:
         """The tools that the call offers, and which of them it wants."""
+        name, offered = ("functions", self.functions) if self.tools is None else ("tools", self.tools)
+        if offered is not None and len(offered) > MAX_TOOLS:
+            raise expected(name, f"at most {MAX_TOOLS}", len(offered))
         return ToolUse.of(self.tools, self.tool_choice, self.functions, self.function_call)
 
     def limit(self, default: int = -1) -> int:
@@ -213,6 +219,15 @@ class ChatBody(Sampled, ChatIgnored, ChatRefused):
         if self.max_tokens is not None:
             raise expected("max_tokens", "max_tokens or max_completion_tokens", "both")
         return _limit("max_completion_tokens", self.max_completion_tokens, 1, default)
+
+    def ending(self) -> dict[str, Any]:
+        """How the template ends the prompt: with the beginning of a new message, with the last one open, or
+        with neither."""
+        if self.add_generation_prompt and self.continue_final_message:
+            raise expected("add_generation_prompt", "false beside continue_final_message", "true")
+        if self.continue_final_message:
+            return {"continue_final_message": self.continue_final_message}
+        return {"add_generation_prompt": False} if self.add_generation_prompt is False else {}
 
     def template_kwargs(self) -> dict[str, Any] | None:
         """Variables of the template. As in llama.cpp's server, the template interprets the effort, and none

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from latentkv.sampling.grammar import LlamaGrammar
 from latentkv.sampling.options import SamplingOptions
 from latentkv.server import errors
 from latentkv.session.prefix import common, kept
+
+LAZY = {"n_ubatch": 8, "prefill": "lazy", "kv": "q8_0"}  # all of a prompt in one call
 
 
 @pytest.fixture(scope="session")
@@ -144,6 +147,33 @@ def test_a_cancelled_answer_ends_within_a_step(model: Any) -> None:
     assert third.progress.slot >= 0
     run(two)
     assert [second.progress.completion_tokens, third.progress.completion_tokens] == [20, 5]
+
+
+def test_a_prompt_that_nobody_waits_for_is_not_read_to_its_end(model: Any) -> None:
+    one = scheduler(model, 1, 4096, cache=LAZY)
+    ticket = asked(model, TEXT[:8000], 4)
+    assert len(ticket.request.prompt) > 1000
+    one.submit(ticket)
+    has_begun, decode = threading.Event(), one._decode
+
+    def watched(batch: Any) -> Any:
+        has_begun.set()
+        return decode(batch)
+
+    one._decode = watched  # type: ignore[method-assign]
+    thread = threading.Thread(target=one.step)
+    thread.start()
+    has_begun.wait()
+    ticket.cancel()
+    while thread.is_alive():
+        one.leave_off()
+        thread.join(0.001)
+    assert one.counters.steps == 1
+    assert not one.running
+    assert one.slots[0].tokens == []
+    assert one.session.n_cells_used() == 0
+    alone = run(scheduler(model, 1, 4096, cache=LAZY), asked(model, "The clerk"))
+    assert run(one, asked(model, "The clerk")) == alone
 
 
 def test_an_error_of_one_leaves_the_others(model: Any) -> None:

@@ -81,7 +81,7 @@ def test_stop_strings(openai: Any) -> None:
 
 BAD: list[tuple[str, bytes, int, str]] = [
     ("/v1/completions", b"{", 400, "expected JSON"),
-    ("/v1/completions", b"[1]", 400, "dictionary"),
+    ("/v1/completions", b"[1]", 400, "an object"),
     ("/v1/completions", b"{}", 400, "prompt"),
     ("/v1/completions", b'{"prompt": ""}', 200, ""),  # the start token alone
     ("/v1/completions", b'{"prompt": []}', 400, "prompt"),
@@ -107,7 +107,7 @@ BAD: list[tuple[str, bytes, int, str]] = [
     ),
     ("/v1/completions", b'{"prompt": "x", "logit_bias": {"a": 1}}', 400, "logit_bias"),
     ("/v1/completions", json.dumps({"prompt": "word " * 5000}).encode(), 400, "at most 2047 tokens"),
-    ("/v1/completions", b'{"prompt": "\\ud800"}', 400, "unicode"),
+    ("/v1/completions", b'{"prompt": "\\ud800"}', 400, "UTF-8"),
     ("/v1/chat/completions", b'{"messages": []}', 400, "messages"),
     ("/v1/chat/completions", b'{"messages": [{"content": "no role"}]}', 400, "messages"),
     ("/v1/chat/completions", b'{"messages": "hi"}', 400, "[messages] expected a valid list; got 'hi'"),

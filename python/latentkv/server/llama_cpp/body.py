@@ -19,6 +19,7 @@ from latentkv.text import utf8
 
 Number = bool | int | float
 _NEVER = float("-inf")
+MAX_RIVALS = 1 << 19  # alternatives of a whole answer: a kilobyte each
 
 
 class NativeBody(Sampled):
@@ -72,6 +73,15 @@ class NativeBody(Sampled):
     def rivals(self) -> int | None:
         """The number of alternatives that are reported per token; None: no probabilities."""
         return (self.logprobs if self.n_probs is None else self.n_probs) or None
+
+    def check_rivals(self, n_prompts: int, n_predict: int, n_ctx: int) -> None:
+        """Raises LatentKVError if the answer has too many alternatives to be kept until it is whole."""
+        limit = self.limit(n_predict)
+        n_tokens = n_ctx if limit < 0 else min(limit, n_ctx)
+        count = n_prompts * self.choices() * n_tokens * (self.rivals() or 0)
+        if count > MAX_RIVALS and not self.stream:
+            wanted = f"n_probs times n_predict of at most {MAX_RIVALS}, or a stream"
+            raise expected("n_probs", wanted, count)
 
     def stops(self) -> list[str]:
         return [] if not self.stop else super().stops()

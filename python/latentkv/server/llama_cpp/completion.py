@@ -72,6 +72,7 @@ async def _answer(prompts: list[list[int]], body: NativeBody, http: HttpRequest,
 def _asked(prompts: Sequence[list[int]], body: NativeBody, serving: Serving) -> list[Request]:
     reuse = serving.scheduler.sequences.reuse
     body.check_cache(serving.scheduler.sequences.shift, 0 if reuse is None else reuse.least)
+    body.check_rivals(len(prompts), serving.n_predict, serving.scheduler.n_ctx_seq)
     return [
         Request(
             prompt,

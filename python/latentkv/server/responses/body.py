@@ -77,8 +77,12 @@ class ResponsesBody(Sampling, ResponsesIgnored, ResponsesRefused):
     chat_template_kwargs: dict[str, Any] | None = None
 
     def as_chat(self) -> ChatBody:
-        """The equivalent chat call. A response repeats much of its request, so that has to be UTF-8."""
-        utf8(json.dumps(self.model_dump(exclude={"input"}), ensure_ascii=False), "body")
+        """The equivalent chat call. A response repeats much of its request, which has to be JSON in UTF-8."""
+        try:
+            text = json.dumps(self.model_dump(exclude={"input"}), ensure_ascii=False, allow_nan=False)
+        except ValueError:
+            raise expected("body", "finite numbers", "NaN or infinity") from None
+        utf8(text, "body")
         fields = {name: getattr(self, name) for name in Sampling.model_fields}
         return ChatBody(
             **fields,

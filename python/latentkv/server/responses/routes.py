@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 from fastapi import Request as HttpRequest
+from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
 from latentkv.server.answering import Inbox, unless_gone, wholes
@@ -37,7 +38,7 @@ async def responses(body: ResponsesBody, http: HttpRequest, serving: Served) -> 
         wire = Wire("event: ", shape.failed, last=())
         return EventStream(answers, [shape], inbox, begin, wire=wire)
     (pieces,) = await unless_gone(http, wholes(answers, inbox))
-    return shape.whole(pieces)
+    return JSONResponse(shape.whole(pieces))
 
 
 @router.post("/v1/responses/input_tokens")
