@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentkv.console.terminal import Block, table
+from latentkv.plan.formats import COMPARED
 
 from .fuse import center
 from .ir import OF_VALUE, SIDES, ModelSpec, Plan, SidePlan
@@ -58,8 +59,7 @@ class Report:
         """Bytes of a token by row format; `plan`: the file's own."""
         spec, plan = self.spec, self.plan
         own = {"plan": plan_sizes.planned_bytes_per_token(spec, plan, CONTEXT)} if self.planned else {}
-        formats = plan_sizes.FORMATS
-        return own | {fmt: plan_sizes.bytes_per_token(spec, plan, fmt, CONTEXT) for fmt in formats}
+        return own | {fmt: plan_sizes.bytes_per_token(spec, plan, fmt, CONTEXT) for fmt in COMPARED}
 
     @property
     def planned(self) -> bool:

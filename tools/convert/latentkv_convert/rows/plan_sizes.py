@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from ..ir import FULL, OF_VALUE, SIDES, LayerPlan, ModelSpec, Plan, SidePlan
 from .sizes import MiddleSlots, cell_bytes, in_blocks, region_slots, row_bytes
 
-FORMATS = ("f16", "q8", "q4", "q3", "q2")  # that a report compares
-
 
 def slots_of(spec: ModelSpec, plan: Plan, n_ctx: int) -> MiddleSlots:
     formats = (name for layer in plan.layers for group in layer.k.formats or () for name in group)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from latentkv.plan.formats import BLOCKS
+
 from .. import native
 from ..ir import SIDES, ModelSpec
 from ..source import recurrent
@@ -25,7 +27,7 @@ def exact_formats(spec: ModelSpec) -> tuple[str, ...]:
 
 def in_blocks(fmt: str) -> bool:
     """Whether rows lie in token blocks, which have a scale and a minimum per channel: K of old tokens."""
-    return fmt[0] == "c"
+    return fmt in BLOCKS
 
 
 def has_group_scales(formats: Iterable[str]) -> bool:
