@@ -51,6 +51,7 @@ def _converted(recipe: Recipe) -> report.Report:
     module = methods.module(recipe.method)
     check.check_heads(spec, recipe.method, getattr(module, "UNEQUAL_HEADS", False))
     check.check_training(spec, recipe)
+    recipe = methods.resolved(recipe, spec)
     method = module.create(recipe.options, spec)
     own_keys = keys.of_model(recipe, source, outtype)
     important = measures_importance(recipe, outtype)
