@@ -1,4 +1,5 @@
-"""A checkpoint directory as a source: roles are looked up in the architecture's table, packed rows apart."""
+"""A checkpoint directory as a source. The architecture's table maps roles to its tensors; packed rows are
+taken apart."""
 
 from __future__ import annotations
 
@@ -81,7 +82,7 @@ class CheckpointSource:
         return self._dense if self.spec.is_dense(layer) else self._attention
 
     def _place(self, role: str, layer: int | None) -> _Place | None:
-        """Q, K and V from their projections, all else from the table."""
+        """Where a role is stored: Q, K and V in their projections, all others as the table says."""
         found = (self._global if layer is None else self._layer(layer)).get(role)
         prefix = "" if layer is None else f"{self.spec.layers}.{layer}."
         if found is not None:
@@ -146,7 +147,7 @@ class CheckpointSource:
         return [float(self.checkpoint.read(each).reshape(())) for each in names]
 
     def _check_recurrent(self) -> None:
-        """Layers that do not attend have what their kind has, and others what theirs has."""
+        """Checks that recurrent layers have the tensors of their kind, and other layers none of them."""
         shapes = recurrent.shapes(self.spec) if recurrent.kind(self.spec) else {}
         for layer in range(self.spec.n_layer if shapes else 0):
             for role in self.spec.tensors_of(layer):

@@ -1,4 +1,4 @@
-"""The decoder that a GGUF describes: its architecture's table, with what the file itself says on top."""
+"""The decoder in a GGUF: the table of its architecture, changed by what the file itself says."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def prefix(layer: int | None) -> str:
 
 
 def packed_rows(spec: ModelSpec) -> Mapping[str, slice]:
-    """Rows of attn_qkv: all of Q, of K, of V."""
+    """The rows of Q, K and V in attn_qkv, in this order."""
     q, kv = spec.q_width, spec.kv_width
     return {"attn_q": slice(0, q), "attn_k": slice(q, q + kv), "attn_v": slice(q + kv, q + 2 * kv)}
 
@@ -80,7 +80,7 @@ def model_spec(parts: GgufParts, where: str) -> ModelSpec:
 
 
 def _with_rotated_dims(stock: Stock, spec: ModelSpec) -> ModelSpec:
-    """With as many rotated dimensions as the file says."""
+    """The architecture with the number of rotated dimensions that the file states."""
     name = "rope.dimension_count"
     if not spec.heads:
         return replace(spec, n_rot=stock.whole(name, 2, spec.head_dim, spec.n_rot) if spec.n_rot else 0)
@@ -100,7 +100,7 @@ def _stock(parts: GgufParts, where: str, architecture: str, values: Mapping[str,
 
 
 def _keys(stock: Stock, spec: ModelSpec) -> dict[str, Any]:
-    """The file's own over those of the config that stands for it."""
+    """The stock keys of the config that stands for the file, overridden by the file's own keys."""
     keys = {**spec.keys, **stock.values} | _scaling(stock)
     for name, bounds in _NUMBERS.items():
         if name in stock.values:
@@ -131,7 +131,7 @@ def _scaling(stock: Stock) -> dict[str, Any]:
 
 
 def _factors(parts: GgufParts, n_rot: int) -> dict[str, F32]:
-    """Divisors of RoPE frequencies."""
+    """Divisors of RoPE frequencies that the file has."""
     found = {}
     for name in _FACTORS:
         if name not in parts:
@@ -176,7 +176,7 @@ def _with_experts_as_in(parts: GgufParts, spec: ModelSpec) -> ModelSpec:
 
 
 def _present(parts: GgufParts, spec: ModelSpec) -> tuple[TensorRole, ...]:
-    """Roles of layers that attend, without the biases that this file does without."""
+    """Roles of attention layers, without biases that this file lacks."""
     first = prefix(spec.attention_layers[0])
     return tuple(
         role
@@ -186,7 +186,7 @@ def _present(parts: GgufParts, spec: ModelSpec) -> tuple[TensorRole, ...]:
 
 
 def _without_absent_bias(parts: GgufParts, spec: ModelSpec) -> tuple[TensorRole, ...]:
-    """Roles of recurrent layers, without a bias of the convolution where the file has none."""
+    """Roles of recurrent layers, without a convolution bias if this file lacks it."""
     first = next(filter(spec.recurs, range(spec.n_layer)), 0)
     absent = f"{prefix(first)}ssm_conv1d.bias" not in parts
     return tuple(role for role in spec.recurrent_tensors if not (absent and role.target == "ssm_conv1d.bias"))
@@ -206,13 +206,14 @@ def factors(parts: GgufParts, spec: ModelSpec) -> dict[str, str]:
 
 
 def behind(parts: GgufParts, spec: ModelSpec) -> list[str]:
-    """Tensors of blocks after the trunk."""
+    """Names of tensors in blocks after the decoder's layers, which predict further tokens."""
     begins = tuple(prefix(layer) for layer in range(spec.n_layer, int(spec.keys["block_count"])))
     return [name for name in parts.names() if name.startswith(begins)]
 
 
 def _check_tensors(parts: GgufParts, spec: ModelSpec, where: str) -> None:
-    """Every tensor of the architecture, of its shape, and no others: they would change the model."""
+    """Checks that the file has every tensor of the architecture in its shape, and no other: an unknown tensor
+    would change the model."""
     expected: dict[str, tuple[int, ...]] = {}
     for role in spec.global_tensors:
         expected[role.target] = _shape(spec, role.target)
@@ -303,7 +304,7 @@ def _shape(spec: ModelSpec, role: str, layer: int = 0) -> tuple[int, ...]:
 
 
 def _shared_width(spec: ModelSpec) -> int:
-    """The expert that every token has."""
+    """Width of the FFN of the expert that every token passes."""
     name = "expert_shared_feed_forward_length"
     if name in spec.keys:
         return int(spec.keys[name])

@@ -1,5 +1,5 @@
-"""A GGUF as a source: tensors are dequantized when they are asked for, and copied as they are where they
-stay."""
+"""A GGUF as a source. Tensors are dequantized when they are read; tensors that stay in the file are copied as
+they are."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class GgufSource:
         return self.spec if layer is None else self.spec.at(layer)
 
     def _place(self, role: str, layer: int | None) -> tuple[str, slice]:
-        """Name of a role's tensor, and its rows there."""
+        """The name of the tensor that holds a role, and the role's rows in it."""
         name = gguf_model.prefix(layer) + role
         attends = layer is None or self.spec.attends(layer)
         packed = gguf_model.packed_rows(self._at(layer)).get(role.partition(".")[0]) if attends else None
@@ -90,7 +90,7 @@ class GgufSource:
         return self._parts.raw(self.factors[weight]).view(np.float32).reshape(-1)
 
     def _raw(self, name: str, rows: slice) -> Array:
-        """Bytes of some rows; of a vector (a bias) of some values."""
+        """The bytes of some rows, or of some values of a vector (a bias)."""
         raw, shape = self._parts.raw(name), self._parts.info(name).shape
         if rows == slice(None):
             return raw
@@ -136,7 +136,7 @@ class GgufSource:
         return f"{blocks} (multi-token prediction): left as they are, and not used"
 
     def keys(self) -> Mapping[str, Any]:
-        """All of the file's own, but for how it was split and aligned."""
+        """All keys of the file, except those of how it was split and aligned."""
         skipped = (_OURS, "split.")
         return {
             key: value
@@ -163,7 +163,7 @@ class GgufSource:
         return digest.hexdigest()
 
     def _hashed(self) -> Iterator[bytes]:
-        """Every key but the vocabulary, and where tensors lie."""
+        """What the identity is computed from: every key but the vocabulary, and where tensors lie."""
         for key, value in self._parts.values.items():
             if not key.startswith("tokenizer."):
                 yield f"{key}={value.data!r}".encode()
