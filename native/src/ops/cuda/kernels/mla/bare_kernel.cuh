@@ -12,26 +12,22 @@
 
 namespace lkv::cuda {
 
-// copy_rows, a row by half a warp or a whole one (most_bare_bytes). Tiles, and the rows that a thread copies 16 bytes of, are a multiple of 16
-// bytes from each other.
+// copy_rows, a row by half a warp or a whole one (most_bare_bytes). Tiles begin at a multiple of 16 bytes from the region's first row.
 __device__ inline void copy_row_tile(uint8_t* stage, const MlaSide& side, const MlaTile& tile) {
     const auto row_bytes = static_cast<int>(side.row_bytes);
-    const int thread = static_cast<int>(threadIdx.x);
+    const auto bytes = static_cast<int>(side.bytes);
+    const auto lead = static_cast<int>(side.lead);
     const int lanes_bits = side.pieces <= 16 ? 4 : 5;
-    const int row = thread >> lanes_bits;
-    const int begin = static_cast<int>(side.lead) + row * row_bytes;
-    const int at = (begin & ~15) + 16 * (thread & ((1 << lanes_bits) - 1));
-    if (at >= begin + static_cast<int>(side.bytes)) return;
-    const uint8_t* from = side.rows + static_cast<int64_t>(tile.first) * row_bytes + (at - static_cast<int>(side.lead));
-    uint8_t* to = stage + at + row * (side.pitch - row_bytes);
+    const int thread = static_cast<int>(threadIdx.x);
+    const int piece = 16 * (thread & ((1 << lanes_bits) - 1));
+    const int between = side.pitch - row_bytes;
+    const uint8_t* const from = side.rows + static_cast<int64_t>(tile.first) * row_bytes - lead;
     const int step = mla_threads >> lanes_bits;
-    const int step_from = step * row_bytes;
-    const int step_to = step * side.pitch;
 #pragma unroll 4
-    for (int left = tile.valid - row; left > 0; left -= step) {
-        copy_async<16>(to, from);
-        from += step_from;
-        to += step_to;
+    for (int row = thread >> lanes_bits; row < tile.valid; row += step) {
+        const int begin = lead + row * row_bytes;
+        const int at = (begin & ~15) + piece;
+        if (at < begin + bytes) copy_async<16>(stage + at + row * between, from + at);
     }
 }
 
