@@ -149,11 +149,10 @@ struct BareSums {
     }
 };
 
-// sums += N units of one format, of n32 times 32 slots of a tile: those behind the last one in use have weights and scales of 0, and all
-// codes are finite.
+// sums += N units of one format, of all slots of a tile.
 template <int NT, int Bits, int N, int U>
 __device__ __forceinline__ void sum_bare(BareSums<NT, U>& sums, int first, const uint8_t* rows, int pitch, MlaUnit unit,
-                                         const __half* weights, const __half* scales, int n32, int lane) {
+                                         const __half* weights, const __half* scales, int n16, int lane) {
     const BareValues<Bits> reader(lane);
     const int t = lane % 4;
     const uint8_t* at = rows + 2 * t * pitch + unit.codes + reader.place();
@@ -161,43 +160,40 @@ __device__ __forceinline__ void sum_bare(BareSums<NT, U>& sums, int first, const
     constexpr uint32_t one = 0x3c003c00;
     const uint32_t ones[4] = {one, one, one, one};
 #pragma unroll 1
-    for (int k32 = 0; k32 < n32; k32++) {
+    for (int k16 = 0; k16 < n16; k16++) {
+        uint32_t words[4][N][BareValues<Bits>::n_words];  // of slots 2t, 2t + 1, 2t + 8, 2t + 9
 #pragma unroll
-        for (int k16 = 0; k16 < 2; k16++) {
-            uint32_t words[4][N][BareValues<Bits>::n_words];  // of slots 2t, 2t + 1, 2t + 8, 2t + 9
+        for (int i = 0; i < 4; i++) {
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-#pragma unroll
-                for (int n = 0; n < N; n++)
-                    reader.load(at + (i % 2 + i / 2 * 8) * pitch + n * unit_bytes<Bits>, words[i][n]);
-            }
-            uint32_t w[NT][2];
-            load_weights<NT>(w, weights, k16, lane);
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const __half2 by = scale[8 * k16 + 4 * i];
-#pragma unroll
-                for (int n = 0; n < NT; n++) w[n][i] = bits(__hmul2(half2_of(w[n][i]), by));
-            }
-#pragma unroll
-            for (int i = 0; i < NT; i++) mma(sums.weights[first][i], ones, w[i][0], w[i][1]);
-#pragma unroll
-            for (int n = 0; n < N; n++) {
-                uint32_t x[4];
-                uint32_t y[4];
-                reader.decode(words[0][n], words[1][n], x);
-                reader.decode(words[2][n], words[3][n], y);
-#pragma unroll
-                for (int m = 0; m < 2; m++) {
-                    const uint32_t a[4] = {x[2 * m], x[2 * m + 1], y[2 * m], y[2 * m + 1]};
-#pragma unroll
-                    for (int i = 0; i < NT; i++) mma(sums.codes[first + n][m][i], a, w[i][0], w[i][1]);
-                }
-            }
-            at += 16 * pitch;
+            for (int n = 0; n < N; n++)
+                reader.load(at + (i % 2 + i / 2 * 8) * pitch + n * unit_bytes<Bits>, words[i][n]);
         }
-        scale += 16;
-        weights += 32 * 8 * NT;
+        uint32_t w[NT][2];
+        load_weights<NT>(w, weights, 0, lane);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const __half2 by = scale[4 * i];
+#pragma unroll
+            for (int n = 0; n < NT; n++) w[n][i] = bits(__hmul2(half2_of(w[n][i]), by));
+        }
+#pragma unroll
+        for (int i = 0; i < NT; i++) mma(sums.weights[first][i], ones, w[i][0], w[i][1]);
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            uint32_t x[4];
+            uint32_t y[4];
+            reader.decode(words[0][n], words[1][n], x);
+            reader.decode(words[2][n], words[3][n], y);
+#pragma unroll
+            for (int m = 0; m < 2; m++) {
+                const uint32_t a[4] = {x[2 * m], x[2 * m + 1], y[2 * m], y[2 * m + 1]};
+#pragma unroll
+                for (int i = 0; i < NT; i++) mma(sums.codes[first + n][m][i], a, w[i][0], w[i][1]);
+            }
+        }
+        at += 16 * pitch;
+        scale += 8;
+        weights += 16 * 8 * NT;
     }
 }
 
@@ -212,12 +208,12 @@ __device__ __forceinline__ void sum_bare_tile(BareSums<NT, U>& sums, const MlaSi
                                               const uint8_t* stage, const MlaUnit* units, const __half* weights,
                                               const MlaScales& scales, int warp, int lane) {
     const uint8_t* const rows = stage + side.lead;
-    const int n32 = (n_slots + 31) / 32;
+    const int n16 = (n_slots + 15) / 16;
     const auto sum = [&](auto n, int first, MlaUnit unit) __attribute__((always_inline)) {
         with_scaled_bits(unit.kind, [&](auto bits) __attribute__((always_inline)) {
             constexpr int Bits = decltype(bits)::value;
             sum_bare<NT, Bits, decltype(n)::value, U>(sums, first, rows, side.pitch, unit, weights,
-                                                      scales.of_format<Bits>(), n32, lane);
+                                                      scales.of_format<Bits>(), n16, lane);
         });
     };
     const int u = warp * U;
