@@ -11,6 +11,7 @@ Rows are written to bench/results/levers/forecast-NAME.json as they are measured
 from __future__ import annotations
 
 import argparse
+import itertools
 import shlex
 import sys
 from pathlib import Path
@@ -30,16 +31,16 @@ from latentkv_convert.ir import Plan
 from latentkv_convert.plan import forecast
 from record import RESULTS, Column
 
+FORECAST, REFERENCE, OTHER = TEXTS = ("forecast", "reference", "other")
 COLUMNS = [
     Column("budget", "budget"),
     Column("plan", "plan"),
-    Column("text", "text"),
-    Column("tokens", "tokens"),
-    Column("kld", "mean KLD", ".5f"),
-    Column("kld_se", "±", ".5f"),
-    Column("kld_p999", "99.9 %", ".3f"),
+    *itertools.chain.from_iterable(
+        (Column(text, f"{text} text", ".5f"), Column(f"{text}_se", "±", ".5f")) for text in TEXTS
+    ),
+    Column("fitted", "fitted text", ".5f"),
+    Column("short", "reference text, shorter windows", ".5f"),
 ]
-FITTED, FORECAST, REFERENCE, OTHER = "fitted", "forecast", "reference", "other"
 
 
 class Forecasts(levers.Levers):
@@ -52,26 +53,31 @@ class Forecasts(levers.Levers):
         reference = encode("\n".join(texts.chapters()[1]), source)
         other = cut(encode(args.file.read_text(encoding="utf-8"), source), deep)
         self.windows = {
-            f"{FORECAST} {deep}": held,
-            f"{REFERENCE} {deep}": cut(reference, deep)[:n],
-            f"{OTHER} {deep}": other[:: max(1, len(other) // n)][:n],
-            f"{FITTED} {size}": forecast.fitted(sample)[-n:],
-            f"{REFERENCE} {size}": cut(reference, size)[:n],
+            FORECAST: held,
+            REFERENCE: cut(reference, deep)[:n],
+            OTHER: other[:: max(1, len(other) // n)][:n],
+            "fitted": forecast.fitted(sample)[-n:],
+            "short": cut(reference, size)[:n],
+            "held": held,  # a window to begin with
         }
-        self.windows["held"] = held  # a window to begin with
 
     def note(self, budget: str, scales: str, name: str, plan: Plan, seconds: float, rows: Any = None) -> None:
+        row: dict[str, Any] = {"budget": budget, "plan": self.args.name} | dict.fromkeys(
+            column.key for column in COLUMNS[2:]
+        )
+        self.rows.append(row)
+        out = self.args.out or RESULTS / "levers" / f"forecast-{self.name}.json"
         for text in self.windows:
             if text == "held":
                 continue
             nats = self.nats(plan.cut(), text, {})
-            kind, tokens = text.split()
-            row = {"budget": budget, "plan": name, "text": kind, "tokens": int(tokens)}
-            row |= {"kld": float(nats.mean()), "kld_se": float(nats.mean(1).std() / len(nats) ** 0.5)}
-            self.rows.append(row | {"kld_p999": float(nats.flatten().quantile(0.999))})
-            print(self.rows[-1], flush=True)
-        out = self.args.out or RESULTS / "levers" / f"forecast-{self.name}.json"
-        record.save(out, command=self.command(), columns=COLUMNS, rows=self.rows, note=self.note_of_table())
+            row[text] = float(nats.mean())
+            if text in TEXTS:
+                row[f"{text}_se"] = float(nats.mean(1).std() / len(nats) ** 0.5)
+            print(row, flush=True)
+            record.save(
+                out, command=self.command(), columns=COLUMNS, rows=self.rows, note=self.note_of_table()
+            )
 
     def command(self) -> str:
         args = self.args
@@ -81,12 +87,13 @@ class Forecasts(levers.Levers):
         return shlex.join([*words, *(["--convert", args.convert] if args.convert else [])])
 
     def note_of_table(self) -> str:
+        n, deep, size = self.args.windows, self.windows[REFERENCE].shape[1], self.windows["short"].shape[1]
         return (
             f"`{self.model.name}`, `--prefer speed`; mean KLD in nats per token against the uncompressed "
-            f"model, second halves of up to {self.args.windows} windows; products in f32, on "
-            f"{self.args.device}. fitted: windows that statistics saw; forecast: those that the converter's "
-            f"forecast is measured on; reference: held-out chapters of Python's language reference; other: "
-            f"`{self.args.file.name}`."
+            f"model, second halves of up to {n} windows of {deep} tokens, fitted and shorter ones of {size}; "
+            f"products in f32, on {self.args.device}. forecast: windows that the converter's forecast is "
+            f"measured on; reference: held-out chapters of Python's language reference; other: "
+            f"`{self.args.file.name}`; fitted: windows that statistics saw."
         )
 
 
@@ -100,6 +107,7 @@ def main() -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--budgets", default="28%,14%,8.5%")
     parser.add_argument("--windows", type=int, default=4)
+    parser.add_argument("--name", default="default", help="of the plan in the table")
     parser.add_argument("--convert", default="", help="options of the conversion")
     parser.add_argument("--out", type=Path, help="default: bench/results/levers/forecast-NAME.json")
     args = parser.parse_args()

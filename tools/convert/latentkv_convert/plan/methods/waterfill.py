@@ -58,7 +58,7 @@ def add_arguments(parser: Any) -> None:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="read a quarter of the text (8192 tokens) and check the plan on two windows instead of six: "
+        help="read a quarter of the text (8192 tokens) and check the plan on two windows instead of four: "
         "less time, somewhat more loss (the report says how much to expect)",
     )
     parser.add_argument(
