@@ -27,7 +27,7 @@ class Windows:
 
     @property
     def scored(self) -> int:
-        """Scored tokens per window."""
+        """The number of scored tokens in each window."""
         return self.n_ctx - 1 - self.first
 
 
@@ -44,7 +44,7 @@ def llama(tokens: Sequence[int], n_ctx: int, bos: int | None) -> Windows:
 
 
 def plain(tokens: Sequence[int], n_ctx: int, bos: int | None) -> Windows:
-    """Every token but a window's first is scored."""
+    """Windows in which every token but the first is scored."""
     return Windows(_cut(tokens, n_ctx), 0)
 
 

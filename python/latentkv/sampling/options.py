@@ -14,7 +14,7 @@ from latentkv.sampling.grammar import LlamaGrammar
 from latentkv.text import is_texts, utf8
 
 RANDOM_SEED = 0xFFFFFFFF  # llama.h, LLAMA_DEFAULT_SEED: draw a new one
-MAX_BREAKERS = 32  # strings of DRY: a new sampler looks for each of them in every token of the vocabulary
+MAX_BREAKERS = 16  # strings of DRY: a new sampler looks for each in every token, up to 50 ms
 MAX_BREAKER_BYTES = 40  # as in llama.cpp, which cuts longer ones
 
 

@@ -58,7 +58,7 @@ def test_command_help(run: Any, command: str) -> None:
         ),
         (
             ["pull", "llama3"],
-            "error: [latentkv] expected a command (bench, chat, convert, info, perplexity, serve); "
+            f"error: [latentkv] expected a command ({', '.join(commands())}); "
             "got 'pull'; write latentkv chat -hf USER/REPO",
         ),
         (

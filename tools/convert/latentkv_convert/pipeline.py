@@ -12,7 +12,7 @@ from latentkv.console.whole import Whole
 
 from . import calibrate, course, files, pictures, report
 from .compute.arithmetic import host_threads
-from .errors import Interrupted
+from .errors import ConvertError, Interrupted
 from .ir import Plan
 from .plan import forecast, methods, unmeasured
 from .recipe import Recipe
@@ -43,6 +43,8 @@ def convert(recipe: Recipe) -> report.Report:
 def _converted(recipe: Recipe) -> report.Report:
     source = open_source(recipe.source, recipe.pre)
     base = sidecar.base_keys(recipe) if recipe.sidecar else None
+    if recipe.sidecar and source.factors:
+        raise ConvertError("--sidecar", "a GGUF whose weights have no factors", "NVFP4", "leave it out")
     spec, outtype = source.spec, recipe.outtype or source.outtype
     if source.note:
         print(source.note, file=sys.stderr)
@@ -135,6 +137,9 @@ def _write(
     replaced = mla.replaced(work, plan)
     kept = [each for each in rest if each.name not in replaced]
     tensors = [encoding.settled(each) for each in (*kept, *paths.tensors(work, plan, trained))]
+    remade = {each.name for each in tensors if each.stored is None}  # with its factor, if it has one
+    left_out = {factor for weight, factor in source.factors.items() if weight in remade}
+    tensors = [each for each in tensors if each.name not in left_out]
     full = full_bytes.total(source, encoding, rest)
     added = sum(map(encoding.n_bytes, tensors)) - full
     entries = {**own_keys, **keys.of_cache(plan, work), **keys.of_sample(work.sample)}

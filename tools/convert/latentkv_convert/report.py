@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentkv.console.terminal import Block, table
+from latentkv.plan.formats import COMPARED
 from latentkv.quantities import digits
 
 from .fuse import center
@@ -59,8 +60,7 @@ class Report:
         """Bytes of a token by row format; `plan`: the file's own."""
         spec, plan = self.spec, self.plan
         own = {"plan": plan_sizes.planned_bytes_per_token(spec, plan, CONTEXT)} if self.planned else {}
-        formats = plan_sizes.FORMATS
-        return own | {fmt: plan_sizes.bytes_per_token(spec, plan, fmt, CONTEXT) for fmt in formats}
+        return own | {fmt: plan_sizes.bytes_per_token(spec, plan, fmt, CONTEXT) for fmt in COMPARED}
 
     @property
     def planned(self) -> bool:

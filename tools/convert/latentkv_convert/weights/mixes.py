@@ -1,5 +1,5 @@
-"""K-quant files mix types: what is small or does most harm gets more bits. The mixes of llama.cpp's quantizer
-for dense decoders, so that a file made here and one made there weigh the same."""
+"""K-quant files mix types: tensors that are small, or whose errors do most harm, get more bits. The rules are
+those of llama.cpp's quantizer for dense decoders, so that both make files of the same size."""
 
 from __future__ import annotations
 
