@@ -32,7 +32,7 @@ from latentkv_convert.calibrate.sample import cut, encode
 from latentkv_convert.compute.arithmetic import host_threads
 from latentkv_convert.fuse import energy
 from latentkv_convert.ir import Plan
-from latentkv_convert.plan import forecast
+from latentkv_convert.plan import forecast, methods
 from latentkv_convert.plan.compressed import Compressed
 from latentkv_convert.plan.methods import waterfill
 from latentkv_convert.plan.times import features
@@ -68,8 +68,9 @@ class Levers:
         self.name, self.model = args.model if known else model.stem.lower(), model
         words = [str(model), "-o", "none.gguf", "--device", args.device, *shlex.split(args.convert)]
         words += ["--calib", str(args.calib)] if args.calib else []
-        self.recipe = cli.parse(words, "convert")
-        source, self.waterfill = open_source(self.recipe.source, None), waterfill
+        recipe = cli.parse(words, "convert")
+        source, self.waterfill = open_source(recipe.source, None), waterfill
+        self.recipe = methods.resolved(recipe, source.spec)
         self.method = self.waterfill.create(self.recipe.options, source.spec)
         stats, sample = calibrate.collect(self.method.needs, self.recipe, source)
         assert sample is not None

@@ -79,8 +79,8 @@ def block_struct(words: dict[str, Any], options: dict[str, Any], enums: dict[str
         out.append(f"    {type_of(name, value)} {identifier(name)} = {literal(name, value, enums)};{comment}")
     out += ["};", ""]
     for function, names in (("each_word", words), ("each_option", options)):
-        out += ["// visit(key, field), and for an enumeration visit(key, field, words).", "template <typename Visit>"]
-        out += [f"void {function}(Block & block, Visit && visit) {{"]
+        out += ["// visit(key, field), and for an enumeration visit(key, field, words)."]
+        out += ["template <typename Visit>", f"void {function}(Block & block, Visit && visit) {{"]
         for name in names:
             allowed = f", {name}_words" if name in enums else ""
             out.append(f"    visit(key::block_{name}, block.{name}{allowed});")
@@ -99,7 +99,8 @@ def stock_struct(schema: dict[str, Any], block: list[str]) -> list[str]:
         values = defaults | options | given
         types = {name: type_of(name, value) for name, value in values.items()}
         if types != {name: type_of(name, value) for name, value in (defaults | options).items()}:
-            raise SystemExit(f"[schema] expected stock_blocks.{architecture} of {list(defaults | options)}; got {given}")
+            known = ", ".join(defaults | options)
+            raise SystemExit(f"[schema] expected stock_blocks.{architecture} of {known}; got {given}")
         own, others = ([literal(name, values[name], enums) for name in names] for names in (block, options))
         out.append(f"    {{{json.dumps(architecture)}, {{{', '.join(own)}}}, {', '.join(others)}}},")
     return [*out, "}};", ""]

@@ -29,8 +29,8 @@ _UNTIL = re.compile(r"^until-\d+ ::= \| \[\^\{\] until-\d+$", re.MULTILINE)
 
 
 def call_or_text(required: str) -> str | None:
-    """required: the grammar of a required call. Returns that of an answer that is a call or a text; None:
-    calls do not begin with a brace."""
+    """The grammar of an answer that is either a call or a text, made from the grammar of a required call.
+    None: calls do not begin with a brace."""
     if not _UNTIL.search(required) or not _ROOT.search(required):
         return None
     text = _ROOT.sub(r"\1(\2 | free-text)?", required)
@@ -38,9 +38,9 @@ def call_or_text(required: str) -> str | None:
 
 
 class BareParser(ChatParser):
-    """Reads an object that begins as a call of one of `names` does by the parser `calls`, and what comes
-    before it by the parser `text`. required: the grammar of a required call. anywhere: such an object may
-    follow text; else it is the whole answer."""
+    """Parses an object that begins like a call of one of `names` with the parser `calls`, and the text before
+    it with the parser `text`. required: the grammar of a required call. anywhere: the object may follow text;
+    otherwise it must be the whole answer."""
 
     def __init__(
         self, calls: ChatParser, text: ChatParser, names: Sequence[str], required: str, anywhere: bool
@@ -49,7 +49,8 @@ class BareParser(ChatParser):
         self._names, self._required = frozenset(names), required
 
     def begins(self, text: str) -> bool | None:
-        """Whether a text from a brace on is a call as the template writes it; None: too short to tell."""
+        """Whether a text that starts with a brace is a call as the template writes it; None: too short to
+        tell."""
         verdict = begins_call(text, self._names)
         if not verdict or not _NAME.match(text):
             return verdict
@@ -68,7 +69,7 @@ class BareParser(ChatParser):
 
 
 class _Stream(ChatStream):
-    """Holds text back from a brace on while it may still begin a call."""
+    """Holds back the text from a brace on while it may still become a call."""
 
     def __init__(self, parser: BareParser) -> None:
         self._parser = parser
@@ -102,7 +103,7 @@ class _Stream(ChatStream):
         return deltas if is_partial else deltas + self._text.push("", False)
 
     def _called(self, text: str, is_partial: bool) -> list[str]:
-        """Text of what began as a call. It is shown as text if it breaks off before its name is known."""
+        """Shows the text of what began like a call but broke off before its name was known."""
         assert self._calls is not None
         self._held += text
         try:

@@ -20,21 +20,22 @@ _MARK = "latentkv-json-"
 
 
 class Holes:
-    """The marks of one request."""
+    """The marks of one request, which stand for its schemas."""
 
     def __init__(self) -> None:
         self._schemas: list[dict[str, Any]] = []
         self._strict: list[_StrictTool] = []
 
     def mark(self, checked_schema: dict[str, Any]) -> dict[str, Any]:
-        """A schema that llama.cpp reads in place of this one. It is no string, which would be written as
-        plain text between tags."""
+        """The schema that llama.cpp reads in place of the given one. It does not allow strings, as llama.cpp
+        would write these as plain text between tags."""
         self._schemas.append(checked_schema)
         return {"const": [f"{_MARK}{len(self._schemas) - 1}"]}
 
     def tool(self, tool: Mapping[str, Any], must_obey: bool) -> Mapping[str, Any]:
-        """A tool with marks for its parameters: for all of them, where calls are JSON, and for each, where
-        they are tagged. must_obey: what no grammar can enforce is refused; else it is left out."""
+        """The tool with marks in place of its parameters' schemas: one mark for all where calls are JSON, one
+        for each where they are tagged. must_obey: a schema that no grammar can enforce is refused; otherwise
+        that part is left out."""
         function = tool.get("function")
         if not isinstance(function, Mapping) or not isinstance(function.get("parameters") or {}, Mapping):
             return tool  # llama.cpp says what is wrong
@@ -72,7 +73,8 @@ class Holes:
         return bool(self._strict)
 
     def filled(self, grammar: str) -> tuple[str, dict[str, Any]]:
-        """llama.cpp's grammar with undefined rules in place of marks, and the schemas of these rules."""
+        """llama.cpp's grammar with an undefined rule in place of each mark, and the schemas of these
+        rules."""
         found = {}
         for number, schema in enumerate(self._schemas):
             rule = f"{_MARK}{number}"
@@ -98,7 +100,7 @@ class Holes:
 
 @lru_cache(maxsize=512)  # agents send the same tools in every turn
 def _parameters(text: str, must_obey: bool) -> tuple[dict[str, Any], list[tuple[str, dict[str, Any], bool]]]:
-    """The schema of a tool's parameters, and of each of them, with whether it is written as text."""
+    """The schema of all parameters of a tool, and of each parameter, with whether it is written as text."""
     given = json.loads(text)
     read = checked if must_obey else loosened
     whole = read(given) or {"type": "object"}
@@ -117,7 +119,8 @@ class _StrictTool:
 
 
 def _is_text(schema: Any, root: Mapping[str, Any], depth: int = 0) -> bool:
-    """Whether llama.cpp writes the value as plain text between tags; true if it can be a string."""
+    """Whether llama.cpp writes the value as plain text between tags, which it does if the value can be a
+    string."""
     if not isinstance(schema, Mapping) or depth > 20:
         return False
     reference = schema.get("$ref")

@@ -32,9 +32,9 @@ Render = Callable[[Sequence[Message]], str]  # a conversation that waits for no 
 
 @dataclass(frozen=True)
 class Remembered:
-    """An answer after its prompt: `tokens` are those of both, `text` is what the model wrote, and whether it
-    ended the answer itself. `prompt`: digest and length of what the template wrote before it. `ids`: of its
-    calls, those that it does not write itself."""
+    """An answer and its prompt. `tokens`: of both. `text`: what the model wrote, and whether the model itself
+    ended the answer. `prompt`: digest and length of the text that the template wrote before it. `ids`: of its
+    calls, where the model does not write these itself."""
 
     prompt: tuple[str, int]
     tokens: array[int]
@@ -45,7 +45,7 @@ class Remembered:
 
 
 class AnswerMemory:
-    """The latest answers, `n_tokens` with their prompts. Any thread may ask."""
+    """The latest answers, up to `n_tokens` with their prompts. Any thread may ask."""
 
     def __init__(self, n_tokens: int = 1 << 22) -> None:
         self._most = n_tokens
@@ -118,7 +118,8 @@ class AnswerMemory:
         return None
 
     def save(self, path: Path) -> None:
-        """Writes the answers to a file for another process. If that fails they are lost, with a warning."""
+        """Writes the answers to a file, for another process. A failure is a warning, and the answers are
+        lost."""
         with self._lock:
             known = {
                 key: asdict(each) | {"tokens": _packed(each.tokens)} for key, each in self._known.items()
@@ -130,7 +131,7 @@ class AnswerMemory:
             print(f"warning: [--cache-dir] expected to write {path}; got {error.strerror}", file=sys.stderr)
 
     def load(self, path: Path) -> None:
-        """Reads such a file, if there is one. A damaged file is ignored."""
+        """Reads such a file if it exists. A damaged file is ignored."""
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             for key, each in json.loads(path.read_bytes()).items():
                 prompt, tokens = tuple(each.pop("prompt")), array("i", base64.b64decode(each.pop("tokens")))
@@ -184,7 +185,7 @@ def _text(model: Model, tokens: Sequence[int]) -> str:
 
 
 def _keys(messages: Sequence[Message], options: Mapping[str, Any]) -> Iterator[str]:
-    """A key for each beginning of a conversation. Reasoning and empty fields are left out."""
+    """A key for each beginning of the conversation. Reasoning and empty fields do not count."""
     digest = hashlib.sha256(_dumped({key: value for key, value in options.items() if value is not None}))
     for message in messages:
         digest.update(_dumped(_plain(message)))

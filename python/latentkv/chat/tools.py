@@ -72,7 +72,7 @@ def is_strict(tool: Mapping[str, Any]) -> bool:
 
 
 def shown(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a tool that a template reads."""
+    """The fields of a tool that templates read."""
     return {**tool, "function": {key: value for key, value in tool["function"].items() if key != "strict"}}
 
 

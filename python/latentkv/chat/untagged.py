@@ -36,8 +36,9 @@ _BLANK = " \t\r\n"
 
 
 class UntaggedParser(ChatParser):
-    """Reads answers as the template's parser does, and calls without tags. names: the offered tools. several:
-    whether an answer may have more than one call. strict: schemas that the arguments of some must obey."""
+    """Parses answers as the template's parser does, and also calls without tags. names: of the offered tools.
+    several: whether an answer may have more than one call. strict: schemas that the arguments of strict
+    functions must obey."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class UntaggedParser(ChatParser):
 
 
 class _Stream(ChatStream):
-    """Holds text back while the answer may still be such a call."""
+    """Holds text back while the answer may still turn out to be such a call."""
 
     def __init__(
         self, native: ChatStream, names: frozenset[str], several: bool, strict: Mapping[str, Any]
@@ -103,7 +104,7 @@ class _Stream(ChatStream):
         return bool(self._calls) or self._native.has_tool_calls
 
     def _sorted(self, delta: str) -> Iterator[str]:
-        """The part of a delta that can be shown while its text is held back."""
+        """The part of a delta that may be shown although its text is held back."""
         if self._held is None:
             yield delta
             return

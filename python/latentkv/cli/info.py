@@ -17,10 +17,10 @@ from latentkv.console.terminal import show
 from latentkv.errors import LatentKVError
 from latentkv.plan import factors, presets
 from latentkv.plan.effect import require_regions
+from latentkv.plan.formats import COMPARED
 from latentkv.plan.master import planned
 from latentkv.plan.options import SessionOptions
 
-_LATENT_FORMATS = ("f16", "q8", "q4", "q3", "q2")
 _BUDGETS = ("28%", "17.5%", "14%", "11%", "8.5%")
 _CARDS: tuple[int, ...] = (16, 24)  # GiB of a GPU
 
@@ -144,7 +144,7 @@ def _caches(model: Any, asked: SessionOptions) -> list[tuple[str, SessionOptions
     if asked.kv or asked.kv_k or asked.kv_v:
         return [(asked.kv or f"{asked.kv_k or 'f16'}/{asked.kv_v or 'f16'}", asked)]
     has_plan = any(layer[side]["formats"] for layer in model.layers for side in ("k", "v"))
-    names = [name for name, _, _ in presets.choices()] if model.is_plain else _LATENT_FORMATS
+    names = [name for name, _, _ in presets.choices()] if model.is_plain else COMPARED
     return [("the file's", asked)] * has_plan + [(name, replace(asked, kv=name)) for name in names]
 
 

@@ -1,4 +1,4 @@
-"""What a terminal may be sent: text of files and callers without what a terminal obeys."""
+"""Text from files and callers without the characters that a terminal would obey."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """The same of text that may have lines and tabs.
+    """The same for text that may have lines and tabs.
 
-    >>> printable_lines("a\\n\\x1bb")
-    'a\\n\\\\x1bb'
+    >>> printable_lines("a\n\x1bb")
+    'a\n\\x1bb'
     """
     return _IN_LINES.sub(_spelled, text)
 

@@ -21,8 +21,8 @@ _REDRAW = 0.1  # seconds; not by a thread of its own, which would disturb what i
 
 
 def stage(total: int, label: str, unit: str = "layer", of: int | None = None) -> Stage:
-    """`with stage(960, "bench", "run") as progress`: a bar or lines. Inside of a `Whole` it is a part of that
-    one's. of: what `total` was before an earlier process has done some."""
+    """`with stage(960, "bench", "run") as progress` shows a bar or prints lines. Inside a `Whole` it is part
+    of that. of: what `total` was before an earlier process had done some of it."""
     if whole.current is not None:
         return whole.current.part(total, label, unit, of)
     screen = terminal.console(sys.stderr)
@@ -30,8 +30,8 @@ def stage(total: int, label: str, unit: str = "layer", of: int | None = None) ->
 
 
 class Bar(Stage):
-    """One line that is drawn anew in place and gone afterwards. What is printed to standard error meanwhile
-    stands above it."""
+    """One line that is redrawn in place and removed at the end. Text printed to standard error meanwhile
+    appears above it."""
 
     def __init__(self, total: int, label: str, unit: str, screen: Console) -> None:
         super().__init__(total, label, unit)

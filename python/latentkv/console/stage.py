@@ -1,4 +1,4 @@
-"""What a part of a long job says of its steps."""
+"""How a part of a long job reports its steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Self = TypeVar("Self", bound="Stage")
 
 
 class Stage(ABC):
-    """`total` steps of a kind; 0 until they are counted."""
+    """`total` steps of one kind; 0 until they are counted."""
 
     def __init__(self, total: int, label: str, unit: str) -> None:
         self.total = total
@@ -22,16 +22,16 @@ class Stage(ABC):
     def __exit__(self, failed: object, *_: object) -> None: ...
 
     def update(self, n: int = 1) -> None:
-        """`n` more steps are done."""
+        """Reports `n` more finished steps."""
         self.reach(self._done + n)
 
     def reach(self, done: float) -> None:
-        """So many of all are done."""
+        """Reports how many steps are finished in all."""
         self._done = done
         self._show()
 
     def note(self, text: str) -> None:
-        """What is said beside the count with the next steps."""
+        """Text that is shown beside the count from the next step on."""
         self._note = text
 
     @abstractmethod

@@ -45,8 +45,8 @@ def prepare() -> None:
 
 
 def give_up_output() -> None:
-    """Nobody reads standard output any more, or it has no room: what Python still holds of it, and would
-    write at the end, goes nowhere."""
+    """Redirects standard output to nothing, because nobody reads it any more or its disk is full: Python
+    would otherwise fail when it flushes at exit."""
     with contextlib.suppress(OSError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

@@ -53,7 +53,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, r
 
 
 def plain(block: Block) -> str:
-    """Its lines as a pipe gets them, however long."""
+    """The lines as a pipe receives them, unfolded."""
     if isinstance(block, str):
         return printable_lines(block)
     page = Console(file=io.StringIO(), width=_WIDEST, color_system=None, force_terminal=False)
@@ -63,7 +63,7 @@ def plain(block: Block) -> str:
 
 
 def show(*blocks: Block) -> None:
-    """Prints texts and tables, one below the other. A terminal folds a table's cells to its width."""
+    """Prints texts and tables one below the other. In a terminal table cells are folded to its width."""
     screen = console(sys.stdout)
     for block in blocks:
         if isinstance(block, Table) and has_width(screen):
@@ -73,5 +73,5 @@ def show(*blocks: Block) -> None:
 
 
 def has_width(screen: Console) -> bool:
-    """Whether lines are folded for it, and rewritten in place."""
+    """Whether the stream is a terminal whose lines are folded and redrawn."""
     return screen.is_terminal and not screen.is_dumb_terminal

@@ -1,5 +1,5 @@
-"""How far a job of several stages is, in one line on standard error: which stage it is at, what is behind it
-and what is left of all of it. Stages count by what they are expected to cost."""
+"""Progress of a job of several stages, in one line on standard error: the current stage, the share that is
+done, and the time that is left. Each stage counts by its expected cost."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ class Whole:
                 print(f"done in {duration(self._spent())}", file=self._out, flush=True)
 
     def begin(self, label: str) -> None:
-        """A stage that may have no parts that are counted."""
+        """Enters a stage whose parts are not counted."""
         with self._lock:
             self._enter(label).open = True
 
     def part(self, total: int, label: str, unit: str, of: int | None = None) -> Part:
-        """A stage, or the next part of one; one more of its last part where all have been."""
+        """Enters a stage, or its next part. After the last part, further calls add to that one."""
         with self._lock:
             step = self._enter(label)
             step.open = False
@@ -144,7 +144,7 @@ class Whole:
 
 
 class Part(Stage):
-    """Steps of one stage of a Whole."""
+    """The steps of one stage of a Whole."""
 
     def __init__(self, whole: Whole, step: Step, total: int, unit: str) -> None:
         super().__init__(total, step.label, unit)

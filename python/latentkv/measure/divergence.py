@@ -1,4 +1,4 @@
-"""What a row of logits says about the next token, and how far two caches' rows are apart."""
+"""How well a row of logits predicts the next token, and how far two caches' rows are apart."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def score(
 
 
 def concatenate(parts: list[Scores]) -> Scores:
-    """The same tokens' scores as one, in order."""
+    """Scores of several parts as one, in order."""
 
     def joined(name: str) -> NDArray[Any]:
         return np.concatenate([getattr(part, name) for part in parts])
@@ -55,7 +55,7 @@ def concatenate(parts: list[Scores]) -> Scores:
 
 
 def select(scores: Scores, mask: NDArray[np.bool_]) -> Scores:
-    """The scores where `mask` is set."""
+    """The scores at which `mask` is set."""
     nll, *reference = (None if values is None else values[mask] for values in vars(scores).values())
     assert nll is not None
     return Scores(nll, *reference)

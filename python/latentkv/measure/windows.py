@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from latentkv.errors import expected
 
+_LEAST = 4  # tokens
+
 
 @dataclass(frozen=True)
 class Windows:
@@ -25,7 +27,7 @@ class Windows:
 
     @property
     def scored(self) -> int:
-        """Scored tokens per window."""
+        """The number of scored tokens in each window."""
         return self.n_ctx - 1 - self.first
 
 
@@ -42,7 +44,7 @@ def llama(tokens: Sequence[int], n_ctx: int, bos: int | None) -> Windows:
 
 
 def plain(tokens: Sequence[int], n_ctx: int, bos: int | None) -> Windows:
-    """Every token but a window's first is scored."""
+    """Windows in which every token but the first is scored."""
     return Windows(_cut(tokens, n_ctx), 0)
 
 
@@ -50,9 +52,10 @@ WINDOWS: dict[str, Callable[[Sequence[int], int, int | None], Windows]] = {"llam
 
 
 def _cut(tokens: Sequence[int], n_ctx: int) -> NDArray[np.int32]:
-    if n_ctx < 4:
-        raise expected("-c", "windows of at least 4 tokens", n_ctx)
+    if n_ctx < _LEAST:
+        raise expected("-c", f"windows of at least {_LEAST} tokens", n_ctx)
     count = len(tokens) // n_ctx
     if not count:
-        raise expected("text", f"at least one window of {n_ctx} tokens", f"{len(tokens)} tokens", "lower -c")
+        hint = "lower -c" if len(tokens) >= _LEAST else "choose a longer text"
+        raise expected("text", f"at least one window of {n_ctx} tokens", f"{len(tokens)} tokens", hint)
     return np.array(tokens[: count * n_ctx], dtype=np.int32).reshape(count, n_ctx)

@@ -10,6 +10,7 @@ GGML_TYPES = {
     **{20: "iq4_nl", 30: "bf16"},
 }
 BLOCKS = ("c8", "c4", "c3", "c2")  # K of 32 tokens together
+COMPARED = ("f16", "q8", "q4", "q3", "q2")  # that reports show beside a file's own plan
 
 
 def format_name(value: str | int | None, where: str) -> str:

@@ -31,13 +31,13 @@ _MOST_ITEMS, _LONGEST = 100, 10_000  # that are counted
 
 
 class OfSchema(Protocol):
-    """A grammar, which knows the schema that its texts fit."""
+    """A grammar that knows the schema its texts obey."""
 
     json_schema: Mapping[str, Any] | None
 
 
 class JsonClosing:
-    """Follows one answer, token by token."""
+    """Follows one answer token by token, and closes it before it runs out of tokens."""
 
     def __init__(self, model: _core.Model, schema: Mapping[str, Any]) -> None:
         prepare(model)
@@ -52,7 +52,7 @@ class JsonClosing:
         self._string: bytearray | None = None  # the one that is open
 
     def push(self, piece: bytes) -> None:
-        """What the answer goes on with."""
+        """Tells it the next bytes of the answer."""
         for byte in piece:
             if self._string is not None:
                 self._read(byte)
@@ -64,7 +64,7 @@ class JsonClosing:
                 self._depth -= 1
 
     def _read(self, byte: int) -> None:
-        """A byte of a string."""
+        """Reads a byte inside of a string."""
         assert self._string is not None
         if byte == 0x22 and not self._escaped:
             costs = self._due.get(bytes(self._string))
@@ -75,7 +75,8 @@ class JsonClosing:
         self._escaped = byte == 0x5C and not self._escaped
 
     def applied(self, logits: NDArray[np.float32], left: int) -> NDArray[np.float32]:
-        """logits [n_vocab] of the next token, with `left` tokens that may still come, it among them."""
+        """The logits [n_vocab] of the next token, changed if the answer has to be closed. left: tokens that
+        may still come, including this one."""
         # what must come is not cut into tokens as it is alone
         if left > _SLACK + 1.5 * self._n_due + _PER_BRACKET * max(0, self._depth):
             return logits
@@ -83,13 +84,13 @@ class JsonClosing:
 
 
 def prepare(model: _core.Model) -> None:
-    """What all answers of a model share, once."""
+    """Makes what all answers of a model share, once."""
     if model not in _biases:
         _biases[model] = _bias(model)
 
 
 def closing_of(model: _core.Model, grammar: OfSchema | None) -> JsonClosing | None:
-    """None where the answer is not of a JSON schema."""
+    """The JsonClosing of an answer; None if the answer has no JSON schema."""
     if grammar is None or grammar.json_schema is None:
         return None
     return JsonClosing(model, grammar.json_schema)
@@ -150,7 +151,7 @@ _biases: WeakKeyDictionary[_core.Model, NDArray[np.float32]] = WeakKeyDictionary
 
 
 def _bias(model: _core.Model) -> NDArray[np.float32]:
-    """A bias for every token, [n_vocab], by which the best of those that may come is the likeliest."""
+    """A bias for every token, [n_vocab], which makes the best allowed token the most likely one."""
     pieces = [model.token_to_piece(token) for token in range(model.n_vocab)]
     # what must come, as the name of a key, in few tokens
     bias = np.array(
@@ -166,7 +167,7 @@ def _bias(model: _core.Model) -> NDArray[np.float32]:
 
 
 def _token_of(model: _core.Model, text: bytes) -> int | None:
-    """The token that is this text alone, whatever would be in front of it."""
+    """The token whose text is exactly this, whatever stands before it."""
     found = model.find_token(text.decode())
     if found >= 0 and model.token_to_piece(found) == text:
         return found

@@ -12,14 +12,14 @@ _MOST_NESTED = 100  # rules: it is written by recursion
 
 
 class Expression:
-    """Rules as one regular expression, where they do not call themselves."""
+    """Rules as one regular expression, if they do not call themselves."""
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
         self._known: dict[str, str | None] = {}  # None: being written
 
     def of(self, rule: str) -> str | None:
-        """None where there is none, or only a long one."""
+        """The expression; None if there is none, or only a long one."""
         if rule not in self._known:
             self._known[rule] = None
             self._known[rule] = self._choice(self._rules[rule])

@@ -22,7 +22,8 @@ class Literal:
 
 @dataclass(frozen=True)
 class Characters:
-    """One character of these ranges, or of none of them; no ranges and negated: any."""
+    """One character in these ranges, or (negated) in none of them. Without ranges and negated: any
+    character."""
 
     ranges: tuple[tuple[int, int], ...]
     negated: bool = False
@@ -55,7 +56,7 @@ Node: TypeAlias = "Literal | Characters | Token | Reference | Group"
 
 @dataclass(frozen=True)
 class Repeated:
-    """A node so many times. most None: without an end."""
+    """A node repeated `least` to `most` times. most None: without limit."""
 
     node: Node
     least: int = 1
@@ -143,7 +144,7 @@ class _Parser:
         return rules
 
     def _alternatives(self) -> tuple[Sequence_, ...]:
-        """Up to the end of the line, or of the text."""
+        """Reads up to the end of the line, or of the text."""
         opened = [_Open()]
         while True:
             space = _SPACES if len(opened) > 1 else _SPACE

@@ -111,8 +111,8 @@ class _Writer:
         return self._branches([self._symbols(sequence) for sequence in alternatives])
 
     def _branches(self, branches: list[list[str]]) -> str:
-        """Alternatives, with what they begin with in common written once: of thousands of words the parser
-        follows those that are still possible."""
+        """The alternatives with common beginnings written once: of thousands of words the parser then follows
+        only those that are still possible."""
         if len(branches) == 1:
             return " ".join(branches[0]) or '""'
         by_first: dict[str, list[list[str]]] = {}
@@ -129,7 +129,7 @@ class _Writer:
         return " | ".join(out)
 
     def _part(self, branches: list[list[str]]) -> str:
-        """A rule of its own: parentheses would nest as deep as words are long."""
+        """A rule for one part, as parentheses would nest as deep as words are long."""
         common = []
         while all(branches) and len({branch[0] for branch in branches}) == 1:
             common.append(branches[0][0])
@@ -170,7 +170,7 @@ class _Writer:
         return f"/{character_class(node)}/"
 
     def _group(self, group: Group) -> str:
-        """A rule of its own: the nesting of parentheses is not handed on."""
+        """A rule for one group, so that nesting is not passed on."""
         name = f"p{self._n_parts}"
         self._n_parts += 1
         self._groups.append((name, group))

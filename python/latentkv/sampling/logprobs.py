@@ -37,7 +37,7 @@ def log_softmax(logits: NDArray[np.float32], axis: int = -1) -> NDArray[np.float
 
 
 def best(logprobs: NDArray[np.float64], count: int) -> list[int]:
-    """Indices of the `count` largest entries, largest first."""
+    """Indices of the `count` largest entries, the largest first."""
     count = min(count, logprobs.size)
     if not count:
         return []
@@ -46,7 +46,7 @@ def best(logprobs: NDArray[np.float64], count: int) -> list[int]:
 
 
 def show(piece: bytes) -> str:
-    """A token's text; bytes that are only part of a character become U+FFFD."""
+    """A token's text. Bytes that are only part of a character become U+FFFD."""
     return piece.decode("utf-8", errors="replace")
 
 

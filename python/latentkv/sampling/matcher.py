@@ -27,7 +27,7 @@ _tokenizers: WeakKeyDictionary[_core.Model, LLTokenizer] = WeakKeyDictionary()
 
 
 class TokenMatcher:
-    """One answer. Its methods are what the native Sampler calls (`matcher` in _core.pyi)."""
+    """Follows one answer. The native Sampler calls its methods (`matcher` in _core.pyi)."""
 
     def __init__(self, start: LLMatcher, ends: frozenset[int], where: str) -> None:
         """start: at the begin of the answer; it stays as it is."""
@@ -40,7 +40,7 @@ class TokenMatcher:
         return bool(self._now.validate_tokens([token]))
 
     def allowed(self) -> bytes:
-        """A bit for each token that may come, the first tokens in the lowest bits."""
+        """A bit for each token, set if it may come next; the first tokens are in the lowest bits."""
         bits = self._now.compute_bitmask()
         self._check()
         return bits
@@ -63,8 +63,8 @@ class TokenMatcher:
 
 
 def started(model: _core.Model, grammar: str, prefix: Sequence[int], where: str) -> LLMatcher:
-    """llguidance's matcher after the tokens of a prefix. Raises LatentKVError for a grammar that nothing
-    matches, or that is too large."""
+    """llguidance's matcher, advanced by the tokens of a prefix. Raises LatentKVError for a grammar that
+    nothing matches, or that is too large."""
     library = llguidance()
     limits = library.LLParserLimits(
         max_items_in_row=_MOST_IN_ROW,
@@ -83,7 +83,7 @@ def started(model: _core.Model, grammar: str, prefix: Sequence[int], where: str)
 
 
 def refuse(where: str, error: str) -> NoReturn:
-    """One line for what llguidance says in many."""
+    """Raises LatentKVError with one line made of llguidance's several."""
     first = " ".join(re.split("<state>|<backtrace>|<non-verbose|; try", error)[0].split())[:200]
     if "Too many items" in first or "fuel" in first or "TooComplex" in first or "panic" in first:
         raise expected(where, "one that can be followed in 50 ms a token", first, "make it simpler")
@@ -129,7 +129,7 @@ class _Vocabulary:
 
 
 def n_tokens(model: _core.Model) -> int:
-    """How many tokens the vocabulary has, also where a model was opened for it alone."""
+    """The size of the vocabulary, also of a model that was opened for it alone."""
     if model.n_vocab:
         return model.n_vocab
     listed = model.metadata.get("tokenizer.ggml.tokens", 0)

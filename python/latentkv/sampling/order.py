@@ -49,5 +49,5 @@ def with_samplers(options: SamplingOptions, samplers: Sequence[str]) -> Sampling
 
 
 def samplers_of(options: SamplingOptions) -> list[str]:
-    """Names of the chain, as llama.cpp reports them."""
+    """Names of the samplers in the chain, as llama.cpp reports them."""
     return [name for name in _SAMPLERS if name != "infill" or options.infill]

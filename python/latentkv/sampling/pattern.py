@@ -23,7 +23,7 @@ _REPEAT = re.compile(r"\{[0-9]+(?:,[0-9]*)?\}|[*+?]")
 
 
 class PatternError(ValueError):
-    """What in a pattern cannot be said."""
+    """A part of a pattern that cannot be translated."""
 
 
 def translated(pattern: str) -> str:
@@ -107,7 +107,7 @@ class _Translation:
         return out + "]"
 
     def _class_item(self, begin: int) -> tuple[str, int | None]:
-        """What stands at the next place, and its code point where it is one character."""
+        """The next item of a class, and its code point if it is a single character."""
         if self._at >= len(self._pattern):
             raise PatternError(f"a class without end at offset {begin}")
         if self._pattern[self._at] == "\\":
@@ -147,7 +147,7 @@ class _Translation:
 
 
 def _literal(code: int) -> str:
-    """One character that means itself, in a class too."""
+    """One character that stands for itself, also in a class."""
     if 0xD800 <= code < 0xE000 or code > 0x10FFFF:
         raise PatternError(f"half a character, U+{code:04X}")
     sign = chr(code)
@@ -159,5 +159,5 @@ def _literal(code: int) -> str:
 
 
 def quoted(text: str) -> str:
-    """A pattern that matches this text alone."""
+    """A pattern that matches exactly this text."""
     return "".join(_literal(ord(sign)) for sign in text)

@@ -55,7 +55,7 @@ def _compiled(pattern: str) -> re.Pattern[bytes]:
 
 
 class LazyMatcher:
-    """Lets any text pass until a trigger comes, then follows `matcher`."""
+    """Allows any text until a trigger comes, then follows `matcher`."""
 
     def __init__(self, model: _core.Model, matcher: TokenMatcher, triggers: Triggers) -> None:
         self._model, self._matcher, self._triggers = model, matcher, triggers

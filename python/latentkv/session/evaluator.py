@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from latentkv import ranges
 from latentkv.errors import absent, expected
 from latentkv.session import prefix
 from latentkv.session.lock import SessionLock, ShuttingDown, locked
@@ -26,7 +27,7 @@ PIECE = 128  # tokens of a text that is scored whose logits, a row of n_vocab ea
 
 @dataclass(frozen=True)
 class SetAside:
-    """What a stream had in the cache when another call took it."""
+    """The rows and tokens of a stream whose place in the cache another call has taken."""
 
     tokens: list[int]
     rows: bytes  # bit for bit, in their slots: the stream goes on as if alone
@@ -126,8 +127,8 @@ class Evaluator:
 
     @locked
     def hold(self, owner: object) -> None:
-        """Gives the cache to a stream, with what it had there, or to a call that is no stream (None). Any
-        other stream's tokens stay as well, for a prompt that begins like them."""
+        """Gives the cache to a stream, with the tokens that it had there, or to a call that is no stream
+        (None). The tokens of the stream before are kept as well, for a prompt that begins like them."""
         if owner is self._holder:
             return
         if owner is not None and owner is self._lost:
@@ -154,15 +155,15 @@ class Evaluator:
             self._keep_scores(0, found.scores)
 
     def leave(self, owner: object) -> None:
-        """The stream has ended. What it has in the cache stays until others need the room."""
+        """The stream has ended. Its tokens stay in the cache until others need the room."""
         with contextlib.suppress(ShuttingDown), self.lock:
             self._set_aside.pop(owner, None)
             if self._holder is owner:
                 self._holder = None
 
     def left_behind(self) -> None:
-        """In a child of fork(): another thread's call was in the middle of changing the session. Starts with
-        an empty one; the tokens of the stream that had the cache are lost."""
+        """Called in a child of fork() if another thread of the parent was changing the session. Starts with
+        an empty session; the tokens of the stream that held the cache are lost."""
         session, self._session = self._session, None
         if session is not None:
             session.leave()
@@ -179,16 +180,16 @@ class Evaluator:
         """Runs `tokens` after the cached ones. Raises when they do not fit; an interrupted call keeps what
         is computed."""
         self.hold(None)
-        self.compute(tokens)
+        self.compute(ranges.token_ids("eval", tokens))
 
     @locked
     def eval_all(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """eval() that returns the logits of all `tokens`, [len(tokens), n_vocab]."""
         self.hold(None)
-        return self.compute_all(tokens)
+        return self.compute_all(ranges.token_ids("eval_all", tokens))
 
     def compute(self, tokens: Sequence[int]) -> None:
-        """eval() for callers that hold the cache."""
+        """eval() for callers that already hold the cache."""
         for batch, n_behind in self._batches(tokens):
             before = len(self._tokens)
             output = "all" if self._logits_all else "none" if n_behind else "last"
@@ -199,8 +200,8 @@ class Evaluator:
                 self._logits = np.array(logits[-1])
 
     def compute_all(self, tokens: Sequence[int], n_ahead: int = 0) -> NDArray[np.float32]:
-        """eval_all() for callers that hold the cache. n_ahead: number of last tokens that are guesses, which
-        rewind() may remove."""
+        """eval_all() for callers that already hold the cache. n_ahead: how many of the last tokens are
+        guesses, which rewind() may remove."""
         parts = []
         for batch, n_behind in self._batches(tokens):
             parts.append(self._decode(batch, "all", n_ahead=min(len(batch), max(0, n_ahead - n_behind))))
@@ -251,8 +252,8 @@ class Evaluator:
         self._scores[before : before + len(rows)] = rows
 
     def _batches(self, tokens: Sequence[int], most: int | None = None) -> Iterator[tuple[Sequence[int], int]]:
-        """The tokens of each call, at most `most`, and how many come after them. A prompt that is prefilled
-        lazily goes as one."""
+        """Yields the tokens of each call, at most `most`, and how many tokens come after them. A prompt that
+        is prefilled lazily is one call."""
         self.session.require_room(len(tokens))
         is_lazy = self.session.prefill == "lazy" and not self._tokens
         size = max(1, len(tokens)) if is_lazy else min(self.n_batch, most or self.n_batch)
@@ -279,7 +280,7 @@ class Evaluator:
 
     @locked
     def reuse_prefix(self, tokens: Sequence[int]) -> int:
-        """keep_prefix() outside of a stream."""
+        """keep_prefix() for callers that do not hold the cache."""
         self.hold(None)
         return self.keep_prefix(tokens)
 
@@ -317,8 +318,8 @@ class Evaluator:
             self._logits = None
 
     def _rewind(self, count: int) -> bool:
-        """Keeps the first `count` cached tokens, or fewer: False, the rows or states of the others are
-        gone."""
+        """Keeps the first `count` cached tokens. False: it could only keep fewer, as rows or states of the
+        others are gone."""
         if count == len(self._tokens):
             return True
         self._logits = None
@@ -342,7 +343,7 @@ class Evaluator:
 
     @locked
     def restore(self, state: LlamaState, accept: str = "same") -> None:
-        """Replaces the cache by a saved one. For callers that hold it."""
+        """Replaces the cache by a saved one. The caller holds the cache."""
         self._replace(state.cache, state.input_ids, accept)
         self._logits = None if state.logits is None else state.logits.copy()
 
@@ -367,7 +368,7 @@ class Evaluator:
 
     @locked
     def forget_session(self) -> None:
-        """Frees the cache and what belongs to it."""
+        """Frees the cache and everything that belongs to it."""
         self._session = self._reopen = None
         self._holder = None
         self._set_aside.clear()

@@ -23,10 +23,8 @@ class ShuttingDown(RuntimeError):
 
 
 class SessionLock:
-    """A reentrant lock: callbacks of a call may make calls. Its holder may use the session.
-
-    left_behind: called in a child of fork() where another thread of the parent held the lock, and was in
-    the middle of changing the session."""
+    """A reentrant lock: callbacks of a call may make calls. Its holder may use the session. left_behind:
+    called in a child of fork() if another thread of the parent held the lock while it changed the session."""
 
     def __init__(self, left_behind: Callable[[], None]) -> None:
         self._lock = threading.RLock()
@@ -61,7 +59,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class Shared(Protocol):
-    """What has a lock."""
+    """An object with a lock."""
 
     @property
     def lock(self) -> SessionLock: ...
@@ -82,8 +80,8 @@ def locked(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P]
 
 
 def step_by_step(shared: Shared, items: Iterator[T]) -> Generator[T, None, None]:
-    """An iterator that holds the lock in each of its steps, and not between them: an abandoned stream blocks
-    nobody, and each step may come from another thread."""
+    """An iterator that holds the lock during each step and not between steps. An abandoned stream therefore
+    blocks nobody, and each step may run on another thread."""
     while True:
         with shared.lock:
             try:

@@ -23,14 +23,14 @@ class Pool:
         self._sum: NDArray[np.float64] | None = None
 
     def wanted(self, first: int, count: int) -> list[bool]:
-        """Which of the tokens first … first + count - 1 it takes the states of."""
+        """Which of the tokens first … first + count - 1 have states that the pooling needs."""
         if self.pooling in ("none", "mean"):
             return [True] * count
         at = 0 if self.pooling == "cls" else self.n_tokens - 1
         return [token == at for token in range(first, first + count)]
 
     def add(self, states: NDArray[np.float32]) -> None:
-        """The next states that were wanted, [n, n_embd]."""
+        """Adds the next states that wanted() asked for, [n, n_embd]."""
         if self.pooling == "mean":
             part = states.sum(axis=0, dtype=np.float64)
             self._sum = part if self._sum is None else self._sum + part
@@ -38,7 +38,7 @@ class Pool:
             self._rows.append(states.copy())
 
     def result(self) -> NDArray[np.float32]:
-        """[n_tokens, n_embd] of `none`, else [1, n_embd]."""
+        """[n_tokens, n_embd] for `none`, else [1, n_embd]."""
         if self._sum is not None:
             return (self._sum / self.n_tokens).astype(np.float32)[np.newaxis]
         return np.concatenate(self._rows)
@@ -62,6 +62,6 @@ def normalized(rows: NDArray[np.float32], norm: int) -> NDArray[np.float32]:
 
 
 def as_lists(rows: NDArray[np.float32], pooling: str) -> list[float] | list[list[float]]:
-    """One vector; a vector for each token where nothing was pooled."""
+    """One vector, or one for each token if nothing was pooled."""
     lists: list[list[float]] = rows.tolist()
     return lists if pooling == "none" else lists[0]

@@ -14,7 +14,7 @@ NORMS = Range(-1)  # the number of a norm: see normalized()
 
 
 def pooling_of(metadata: Mapping[str, Any]) -> str | None:
-    """What a file asks for by its key ARCHITECTURE.pooling_type; None: nothing."""
+    """The pooling that the file asks for with its key ARCHITECTURE.pooling_type; None: it has no such key."""
     key = f"{metadata.get('general.architecture')}.pooling_type"
     if key not in metadata:
         return None
@@ -22,7 +22,7 @@ def pooling_of(metadata: Mapping[str, Any]) -> str | None:
 
 
 def pooling_name(where: str, value: int | str) -> str:
-    """A name of POOLINGS, from itself or from llama.cpp's number for it."""
+    """A name of POOLINGS, from that name or from llama.cpp's number."""
     if value in POOLINGS:
         return str(value)
     if value in (_RANK, "rank"):
@@ -34,5 +34,5 @@ def pooling_name(where: str, value: int | str) -> str:
 
 
 def chosen(asked: str | None, metadata: Mapping[str, Any], default: str = "none") -> str:
-    """What was asked for, else the file's, else the default."""
+    """The pooling that was asked for, else the file's, else the default."""
     return asked or pooling_of(metadata) or default

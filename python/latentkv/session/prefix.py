@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 
 def common(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens both begin with.
+    """The number of tokens that both lists begin with.
 
     >>> common([1, 2, 3], [1, 2, 4, 5])
     2

@@ -58,7 +58,7 @@ def prepared(checkpoint_dir: Path, calib: Path, window: int, **options: Any) -> 
         Path("out.gguf"),
         "waterfill",
         options,
-        calib=calib,
+        calib=(calib,),
         fisher_tokens=6 * window,
         calib_window=window,
     )
@@ -400,3 +400,23 @@ def test_exact_tokens_that_fit_in_a_narrower_format_alone_are_kept_in_it() -> No
     assert list(got.rooms(got.budget)) == ["q8_0"]
     with pytest.raises(LatentKVError, match=r"\[--kv-budget\] expected more than"):
         allotment.count(parse("7%"), spec, 4096, 4, 128, pays_factors=True)
+
+
+@pytest.mark.parametrize(
+    ("n_ctx", "keys", "options", "expected"),
+    [
+        (4096, {}, {}, 128),
+        (8192, {}, {}, 256),
+        (131072, {}, {}, 256),
+        (131072, {"attention.sliding_window": 512}, {}, 128),
+        (131072, {}, {"kv_budget": parse("100MiB@4096")}, 128),
+        (131072, {}, {"recent": 64}, 64),
+    ],
+)
+def test_long_contexts_keep_more_of_the_latest_tokens_exact(
+    demo: Path, n_ctx: int, keys: dict[str, Any], options: dict[str, Any], expected: int
+) -> None:
+    spec = CheckpointSource(demo).spec
+    spec = dataclasses.replace(spec, n_ctx=n_ctx, keys={**spec.keys, **keys})
+    options = {"kv_budget": parse("14%"), "served_context": None, "recent": None} | options
+    assert waterfill.resolved(options, spec)["recent"] == expected

@@ -274,6 +274,7 @@ def planned(directory: Path, options: list[str]) -> tuple[Work, Plan]:
     """What a conversion with these options plans."""
     recipe = parse([str(directory), "-o", str(directory / "unused.gguf"), *options], "test")
     source = CheckpointSource(directory)
+    recipe = methods.resolved(recipe, source.spec)
     method = methods.module(recipe.method).create(recipe.options, source.spec)
     stats, sample = calibrate.collect(method.needs, recipe, source)
     encoding = Encoding.of(source.spec, recipe.outtype or source.outtype)

@@ -1,4 +1,4 @@
-"""How torch computes while a model runs, put back afterwards."""
+"""How torch computes while a model runs. The settings are restored afterwards."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _precision(device: str, reduced: bool) -> str:
 
 @contextlib.contextmanager
 def host_threads(device: str) -> Iterator[None]:
-    """HOST_THREADS at most, where `device` is none of the host's."""
+    """Limits torch to HOST_THREADS threads if `device` is not the host."""
     if device == "cpu":
         yield
         return

@@ -15,8 +15,8 @@ _task = threading.local()
 
 
 def each(step: Callable[[int], T], n: int, device: str = "cpu") -> Iterator[T]:
-    """step(0) … step(n - 1), in that order, computed at the same time where `device` is the processor. Every
-    step has the caller's gradient mode."""
+    """Yields step(0) … step(n - 1) in order. If `device` is the processor, several are computed at the same
+    time. Every step runs in the caller's gradient mode."""
     import torch
 
     cores = torch.get_num_threads()
@@ -44,5 +44,5 @@ def each(step: Callable[[int], T], n: int, device: str = "cpu") -> Iterator[T]:
 
 
 def current() -> int:
-    """Which of the steps this thread is at; 0 outside of them."""
+    """The number of the step that this thread is running; 0 outside of each()."""
     return getattr(_task, "at", 0)

@@ -19,7 +19,7 @@ BITS = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"
 
 
 def f32(raw: Array, kind: str) -> F32:
-    """kind: raw are the bits of such numbers, if it is in BITS."""
+    """A float32 array. kind: the type of the numbers whose bits `raw` are, if it is in BITS."""
     import torch
 
     found = tensor(raw)
@@ -31,7 +31,7 @@ def f16(array: F32) -> Array:
 
 
 def peak(array: F32) -> float:
-    """The largest magnitude; NaN where there is one."""
+    """The largest magnitude; NaN if the array contains one."""
     import torch
 
     if not array.size:
@@ -49,7 +49,7 @@ def check_finite(array: F32, where: str) -> None:
 
 
 def tensor(array: Array, device: str = "cpu") -> Tensor:
-    """Over the array's own memory if that may be written to and the device is the CPU."""
+    """A tensor. It shares the array's memory if the array is writable and the device is the CPU."""
     import torch
 
     safe: Any = array if array.flags.writeable and array.flags.c_contiguous else np.array(array, order="C")

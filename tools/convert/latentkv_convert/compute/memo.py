@@ -1,4 +1,5 @@
-"""Results that are asked for more than once: kept up to a number of bytes, made anew beyond it."""
+"""Results that are asked for more than once: they are kept up to a number of bytes, and made anew beyond
+it."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def evened(basis: Basis, widths: tuple[int, ...], is_rotated: bool) -> Basis:
 
 
 def runs(widths: Sequence[int]) -> Iterator[tuple[slice, int]]:
-    """Channels of neighbouring segments of one width, and how many these are."""
+    """Runs of neighbouring segments that are equally wide: their channels, and how many segments they are."""
     begin = 0
     for width, same in itertools.groupby(widths):
         n_segments = len(list(same))

@@ -24,8 +24,9 @@ def add_group(parser: Any, default: int, text: str, flag: str = "--group") -> No
     parser.add_argument(flag, type=group, default=default, metavar="N|all", help=text)
 
 
-def add_exact(parser: Any, sink: str, recent: str, n_recent: int) -> None:
-    """Tokens that stay exact. sink, recent: texts of --help, less the default."""
+def add_exact(parser: Any, sink: str, recent: str, n_recent: int | None, of_model: str = "") -> None:
+    """Tokens that stay exact. sink, recent: texts of --help, less the default. of_model: how many latest ones
+    are, where that depends on the model."""
     for flag, most, default, text in (
         ("--sink", limits.SINK, 4, sink),
         ("--recent", limits.RECENT, n_recent, recent),
@@ -35,7 +36,7 @@ def add_exact(parser: Any, sink: str, recent: str, n_recent: int) -> None:
             type=limits.tokens(0, most),
             default=default,
             metavar="N",
-            help=f"{text} (default {default})",
+            help=f"{text} (default {of_model if default is None else default})",
         )
 
 

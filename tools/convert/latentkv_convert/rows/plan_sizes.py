@@ -1,4 +1,4 @@
-"""What the cache of a plan takes: bytes of a token, and of all of it."""
+"""Bytes of a plan's cache: of one token, and of the whole cache."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from ..ir import FULL, OF_VALUE, SIDES, LayerPlan, ModelSpec, Plan, SidePlan
 from .sizes import MiddleSlots, cell_bytes, in_blocks, region_slots, row_bytes
-
-FORMATS = ("f16", "q8", "q4", "q3", "q2")  # that a report compares
 
 
 def slots_of(spec: ModelSpec, plan: Plan, n_ctx: int) -> MiddleSlots:
@@ -35,7 +33,7 @@ def side_row_bytes(spec: ModelSpec, plan: SidePlan, fmt: str | None, whole: bool
 
 
 def _layer_rows(spec: ModelSpec, plan: Plan, fmt: str | None) -> list[int]:
-    """K and V of a token in every layer."""
+    """Bytes of one token's K and V in every layer."""
     return [
         sum(side_row_bytes(spec.at(index).of_side(side), layer.side(side), fmt) for side in SIDES)
         * spec.attends(index)
@@ -44,16 +42,16 @@ def _layer_rows(spec: ModelSpec, plan: Plan, fmt: str | None) -> list[int]:
 
 
 def bytes_per_token(spec: ModelSpec, plan: Plan, fmt: str | None, n_ctx: int) -> float:
-    """K and V of all layers, every stored segment in one format, or (None) in the plan's own: of a token of
-    the context. What layers with a sliding window hold is shared by all tokens."""
+    """Bytes of one token of the context, K and V of all layers, with every stored segment in format `fmt`, or
+    (None) in the plan's own formats. The ring of layers with a sliding window is shared by all tokens."""
     slots = slots_of(spec, plan, n_ctx)
     rows = zip(slots.layers, _layer_rows(spec, plan, fmt), strict=True)
     return sum(n * row for n, row in rows) / slots.whole
 
 
 def exact_bytes_per_token(spec: ModelSpec, plan: Plan, fmt: str) -> int:
-    """K and V of all layers, as an exact token holds them: full rows, or every segment where a side has
-    form A."""
+    """Bytes of one exact token, K and V of all layers: full rows, or all segments of the latents in layers
+    where a side has form A."""
 
     def rows(index: int, layer: LayerPlan) -> tuple[SidePlan, SidePlan]:
         sides = layer.k, layer.v
@@ -69,8 +67,8 @@ def exact_bytes_per_token(spec: ModelSpec, plan: Plan, fmt: str) -> int:
 
 
 def planned_bytes_per_token(spec: ModelSpec, plan: Plan, n_ctx: int) -> float:
-    """A token of the context under the plan's own formats: a middle row, or its share of middle and recent
-    rows."""
+    """Bytes of one token of the context in the plan's own formats: a middle row, or with a recent ratio the
+    token's share of middle and recent rows."""
     slots = slots_of(spec, plan, n_ctx)
     rows = zip(slots.layers, _layer_rows(spec, plan, None), strict=True)
     middle = sum(row for n, row in rows if n == slots.whole)
@@ -79,13 +77,13 @@ def planned_bytes_per_token(spec: ModelSpec, plan: Plan, n_ctx: int) -> float:
 
 
 def full_bytes_per_token(spec: ModelSpec, plan: Plan, n_ctx: int) -> float:
-    """The f16 cache with full K and V in as many slots of every layer."""
+    """Bytes of one token in an f16 cache of full K and V that has as many slots in every layer."""
     slots = slots_of(spec, plan, n_ctx)
     return slots.full_rows(spec) / slots.whole
 
 
 def cache_bytes(spec: ModelSpec, plan: Plan, n_ctx: int) -> int:
-    """A whole cache of one sequence under the plan's own formats, with cells."""
+    """Bytes of a whole cache of one sequence in the plan's own formats, cells included."""
     sinks, latest = region_slots(n_ctx, plan.sink, plan.recent, plan.recent_ratio)
     slots = slots_of(spec, plan, n_ctx)
     exact = (

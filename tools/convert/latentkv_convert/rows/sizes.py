@@ -1,4 +1,4 @@
-"""Bytes and slots of a cache as the runtime allocates it, of one sequence."""
+"""Bytes and slots of one sequence's cache, as the runtime allocates them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
+
+from latentkv.plan.formats import BLOCKS
 
 from .. import native
 from ..ir import SIDES, ModelSpec
@@ -17,7 +19,7 @@ EXACT_FORMATS = ("f16", "q8_0")
 
 
 def exact_formats(spec: ModelSpec) -> tuple[str, ...]:
-    """Those of EXACT_FORMATS that take a head, whose channels are one segment: q8_0 has blocks of 32."""
+    """The EXACT_FORMATS that fit the model's heads: each head is one segment, and q8_0 needs blocks of 32."""
     widths = (spec.at(layer).of_side(side).head_dim for layer in range(spec.n_layer) for side in SIDES)
     taken = all(width % 32 == 0 for width in widths)
     return EXACT_FORMATS if taken else EXACT_FORMATS[:1]
@@ -25,11 +27,11 @@ def exact_formats(spec: ModelSpec) -> tuple[str, ...]:
 
 def in_blocks(fmt: str) -> bool:
     """Whether rows lie in token blocks, which have a scale and a minimum per channel: K of old tokens."""
-    return fmt[0] == "c"
+    return fmt in BLOCKS
 
 
 def has_group_scales(formats: Iterable[str]) -> bool:
-    """Whether these segments of a group share scales, or have their own."""
+    """Whether the segments of a group share their scales (formats n8 … n1)."""
     return any(name[0] == "n" and name != "none" for name in formats)
 
 
@@ -46,17 +48,17 @@ def row_bytes(groups: tuple[tuple[tuple[str, int], ...], ...]) -> int:
 
 
 def group_scale_bytes() -> int:
-    """Before the segments of a group that share scales."""
+    """Bytes of the scales at the beginning of a group whose segments share them."""
     return row_bytes(((("n8", 16),),)) - segment_bytes("n8", 16)
 
 
 def cell_bytes() -> int:
-    """A slot's position and sequences, once for all layers."""
+    """Bytes of a slot's position and sequences, which all layers share."""
     return int(_core().CELL_BYTES)
 
 
 def demotion_batch() -> int:
-    """Recent tokens that are compressed together."""
+    """The number of recent tokens that are compressed together."""
     return int(_core().DEMOTION_BATCH)
 
 
@@ -74,8 +76,9 @@ class MiddleSlots:
 
     @staticmethod
     def of(spec: ModelSpec, n_ctx: int, recent: bool, blocks: bool = False) -> MiddleSlots:
-        """As the runtime allocates them on the CPU. recent: there are recent tokens, which shorten ubatches.
-        blocks: K lies in token blocks somewhere, and all layers hold the context."""
+        """The slots that the runtime allocates on the CPU. recent: whether there are recent tokens, which
+        shorten ubatches. blocks: whether K of some layer lies in token blocks; then all layers hold the
+        context."""
         windows = [spec.window(layer) if spec.attends(layer) else 0 for layer in range(spec.n_layer)]
         slots = _core().cache_slots(n_ctx, 0, int(recent), 0.0, windows, blocks)
         whole, ring = slots["middle"], slots["ring"]
@@ -84,19 +87,19 @@ class MiddleSlots:
 
     @property
     def cells(self) -> int:
-        """Slots with a position and sequences of their own."""
+        """The number of slots with a position and sequences of their own."""
         return self.whole + self.ring
 
     def full_rows(self, spec: ModelSpec) -> int:
-        """Bytes of full K and V in f16."""
+        """Bytes of full K and V in f16 in these slots."""
         shapes = [spec.at(layer) for layer in range(spec.n_layer)]
         held = zip(shapes, self.layers, strict=True)
         return sum(2 * own.row_width * n for own, n in held if not own.shares_kv)
 
 
 def full_row_bytes(spec: ModelSpec, fmt: str, one_row: bool = False) -> int:
-    """Full K and V of a token, of all layers; every head is a segment. one_row: V alone where it is what the
-    key projection makes."""
+    """Bytes of one token's full K and V in all layers, with every head a segment. one_row: layers whose V is
+    what the key projection makes have a row of V alone."""
     heads = [spec.at(layer) for layer in spec.attention_layers]
     if spec.mla is not None:
         # exact tokens hold a plan's segments, of 32 channels where it has so many
@@ -115,13 +118,13 @@ def region_slots(n_ctx: int, sink: int, recent: int, recent_ratio: float = 0.0) 
 
 
 def full_cache_bytes(spec: ModelSpec, slots: MiddleSlots) -> int:
-    """The f16 cache with full K and V in these slots, with cells."""
+    """Bytes of an f16 cache of full K and V in these slots, cells included."""
     return slots.full_rows(spec) + slots.cells * cell_bytes()
 
 
 def state_bytes(spec: ModelSpec) -> int:
-    """What the runtime holds of one sequence in layers that do not attend, in f32, however long it is: its
-    state, and an earlier one."""
+    """Bytes that recurrent layers keep of one sequence on their device, whatever its length: its state in
+    f32, and an earlier one."""
     n_recurrent = sum(map(spec.recurs, range(spec.n_layer)))
     if not n_recurrent:
         return 0

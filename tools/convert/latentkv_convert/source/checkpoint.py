@@ -84,7 +84,7 @@ class Checkpoint:
         return self._resolve(name) is not None
 
     def count(self, *prefixes: str) -> int:
-        """Tensors whose names begin so."""
+        """The number of tensors whose names begin so."""
         return sum(name.startswith(prefixes) for name in self._where)
 
     def _resolve(self, name: str) -> str | None:
@@ -121,7 +121,7 @@ class Checkpoint:
         return array
 
     def columns(self, name: str, part: slice) -> F32:
-        """Some of a matrix, as `read` has them."""
+        """Some columns of a matrix, as float32."""
         found = self._found(name)
         file = self._files[self._where[found]]
         if file.is_fp8(found):

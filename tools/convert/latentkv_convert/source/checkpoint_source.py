@@ -1,4 +1,5 @@
-"""A checkpoint directory as a source: roles are looked up in the architecture's table, packed rows apart."""
+"""A checkpoint directory as a source. The architecture's table maps roles to its tensors; packed rows are
+taken apart."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -40,6 +42,7 @@ class _Place:
 class CheckpointSource:
     outtype = "f16"
     beside = ()
+    factors: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, directory: Path, pre: str | None = None) -> None:
         self.checkpoint = Checkpoint(directory)
@@ -79,7 +82,7 @@ class CheckpointSource:
         return self._dense if self.spec.is_dense(layer) else self._attention
 
     def _place(self, role: str, layer: int | None) -> _Place | None:
-        """Q, K and V from their projections, all else from the table."""
+        """Where a role is stored: Q, K and V in their projections, all others as the table says."""
         found = (self._global if layer is None else self._layer(layer)).get(role)
         prefix = "" if layer is None else f"{self.spec.layers}.{layer}."
         if found is not None:
@@ -144,7 +147,7 @@ class CheckpointSource:
         return [float(self.checkpoint.read(each).reshape(())) for each in names]
 
     def _check_recurrent(self) -> None:
-        """Layers that do not attend have what their kind has, and others what theirs has."""
+        """Checks that recurrent layers have the tensors of their kind, and other layers none of them."""
         shapes = recurrent.shapes(self.spec) if recurrent.kind(self.spec) else {}
         for layer in range(self.spec.n_layer if shapes else 0):
             for role in self.spec.tensors_of(layer):
@@ -165,7 +168,7 @@ class CheckpointSource:
         role, expected = "ffn_up.weight", [n_ff[first] if isinstance(n_ff, list) else n_ff, n_embd]
         n_dense = int(keys["leading_dense_block_count"]) if self.spec.dense_tensors else 0
         if self.spec.block.ffn in ("experts", "plain_experts"):
-            of_experts = [keys["expert_count"], keys["expert_feed_forward_length"], n_embd]
+            of_experts = [keys["expert_count"], keys["expert_feed_forward_length"], self.spec.n_embd_expert]
             self._check_shape("ffn_up_exps.weight", max(n_dense, first), of_experts)
             if n_dense == 0:
                 return

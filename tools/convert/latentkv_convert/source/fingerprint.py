@@ -1,4 +1,4 @@
-"""Identifies weights without reading 100 GB of them."""
+"""Identifies weights without reading all of their bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PLACES = 16
 
 
 def add_file(digest: Any, path: Path) -> None:
-    """A sample of the file's bytes."""
+    """Adds a sample of the file's bytes to the hash."""
     size = path.stat().st_size
     with path.open("rb") as handle:
         for part in range(_PLACES):

@@ -1,4 +1,4 @@
-"""The block description of a GGUF: what its architecture's files mean, or what a file of ours says."""
+"""The block description of a GGUF: a file of ours states it, any other file has that of its architecture."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def block(values: Mapping[str, Any], spec: ModelSpec, where: str) -> BlockSpec:
 
 
 def _word(values: Mapping[str, Any], own: BlockSpec, name: str, where: str) -> Any:
-    """The architecture's own, or the activation that a file of ours may say."""
+    """The file's word, which is the architecture's own; only the activation may be another."""
     key, usual = BLOCK_KEYS[name], asdict(own)[name]
     word = values.get(key, usual)
     legal = ENUMS["activation"] if name == "activation" else [usual]
@@ -45,7 +45,7 @@ def _word(values: Mapping[str, Any], own: BlockSpec, name: str, where: str) -> A
 
 
 def _option(name: str, default: Any) -> Callable[[str, Any], Any]:
-    """What reads a value that concerns all layers. Factors are above 0; a cap of 0 is none."""
+    """The reader of an option for all layers. Factors must be above 0; a cap of 0 means none."""
     if isinstance(default, bool):
         return _flag
     if isinstance(default, str):
@@ -78,7 +78,7 @@ def _one_of(words: Collection[str], key: str, value: Any) -> str:
 
 
 def _array(n_layer: int, read: Callable[[str, Any], Any], key: str, values: Any) -> tuple[Any, ...]:
-    """One value a layer."""
+    """One value for each layer."""
     if not isinstance(values, list) or len(values) != n_layer:
         got = f"{len(values)}" if isinstance(values, list) else str(values)[:40]
         raise ConvertError("gguf", f"{n_layer} values of {key}, one a layer", got)

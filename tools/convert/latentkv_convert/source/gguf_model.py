@@ -1,4 +1,4 @@
-"""The decoder that a GGUF describes: its architecture's table, with what the file itself says on top."""
+"""The decoder in a GGUF: the table of its architecture, changed by what the file itself says."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ _OURS = "latentkv."
 # What a plain file of ours says; any other key belongs to a latent cache.
 _PLAIN = {KEYS[name] for name in ("version", "source_method", "source_recipe", "rope_dynamic_factor")}
 _FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-_NVFP4 = (".scale", ".input_scale")  # factors of weights and of their inputs
 _FUSED = "ffn_gate_up_exps.weight"
 _NUMBERS = {
     "rope.scaling.attn_factor": limits.ATTENTION_FACTOR,
@@ -39,7 +38,7 @@ def prefix(layer: int | None) -> str:
 
 
 def packed_rows(spec: ModelSpec) -> Mapping[str, slice]:
-    """Rows of attn_qkv: all of Q, of K, of V."""
+    """The rows of Q, K and V in attn_qkv, in this order."""
     q, kv = spec.q_width, spec.kv_width
     return {"attn_q": slice(0, q), "attn_k": slice(q, q + kv), "attn_v": slice(q + kv, q + 2 * kv)}
 
@@ -81,7 +80,7 @@ def model_spec(parts: GgufParts, where: str) -> ModelSpec:
 
 
 def _with_rotated_dims(stock: Stock, spec: ModelSpec) -> ModelSpec:
-    """With as many rotated dimensions as the file says."""
+    """The architecture with the number of rotated dimensions that the file states."""
     name = "rope.dimension_count"
     if not spec.heads:
         return replace(spec, n_rot=stock.whole(name, 2, spec.head_dim, spec.n_rot) if spec.n_rot else 0)
@@ -101,7 +100,7 @@ def _stock(parts: GgufParts, where: str, architecture: str, values: Mapping[str,
 
 
 def _keys(stock: Stock, spec: ModelSpec) -> dict[str, Any]:
-    """The file's own over those of the config that stands for it."""
+    """The stock keys of the config that stands for the file, overridden by the file's own keys."""
     keys = {**spec.keys, **stock.values} | _scaling(stock)
     for name, bounds in _NUMBERS.items():
         if name in stock.values:
@@ -132,7 +131,7 @@ def _scaling(stock: Stock) -> dict[str, Any]:
 
 
 def _factors(parts: GgufParts, n_rot: int) -> dict[str, F32]:
-    """Divisors of RoPE frequencies."""
+    """Divisors of RoPE frequencies that the file has."""
     found = {}
     for name in _FACTORS:
         if name not in parts:
@@ -177,7 +176,7 @@ def _with_experts_as_in(parts: GgufParts, spec: ModelSpec) -> ModelSpec:
 
 
 def _present(parts: GgufParts, spec: ModelSpec) -> tuple[TensorRole, ...]:
-    """Roles of layers that attend, without the biases that this file does without."""
+    """Roles of attention layers, without biases that this file lacks."""
     first = prefix(spec.attention_layers[0])
     return tuple(
         role
@@ -187,20 +186,34 @@ def _present(parts: GgufParts, spec: ModelSpec) -> tuple[TensorRole, ...]:
 
 
 def _without_absent_bias(parts: GgufParts, spec: ModelSpec) -> tuple[TensorRole, ...]:
-    """Roles of recurrent layers, without a bias of the convolution where the file has none."""
+    """Roles of recurrent layers, without a convolution bias if this file lacks it."""
     first = next(filter(spec.recurs, range(spec.n_layer)), 0)
     absent = f"{prefix(first)}ssm_conv1d.bias" not in parts
     return tuple(role for role in spec.recurrent_tensors if not (absent and role.target == "ssm_conv1d.bias"))
 
 
+def factors(parts: GgufParts, spec: ModelSpec) -> dict[str, str]:
+    """Weights of the trunk -> their factors (NVFP4), which products with them are multiplied with."""
+    found, end = {}, ".scale"
+    own = {role.target for layer in range(spec.n_layer) for role in spec.tensors_of(layer)}
+    others = set(behind(parts, spec))
+    for name in parts.names():
+        weight = f"{name.removesuffix(end)}.weight"
+        role = name.split(".", 2)[2] if name.startswith("blk.") else name
+        if name.endswith(end) and weight in parts and name not in others and role not in own:
+            found[weight] = name
+    return found
+
+
 def behind(parts: GgufParts, spec: ModelSpec) -> list[str]:
-    """Tensors of blocks after the trunk."""
+    """Names of tensors in blocks after the decoder's layers, which predict further tokens."""
     begins = tuple(prefix(layer) for layer in range(spec.n_layer, int(spec.keys["block_count"])))
     return [name for name in parts.names() if name.startswith(begins)]
 
 
 def _check_tensors(parts: GgufParts, spec: ModelSpec, where: str) -> None:
-    """Every tensor of the architecture, of its shape, and no others: they would change the model."""
+    """Checks that the file has every tensor of the architecture in its shape, and no other: an unknown tensor
+    would change the model."""
     expected: dict[str, tuple[int, ...]] = {}
     for role in spec.global_tensors:
         expected[role.target] = _shape(spec, role.target)
@@ -233,11 +246,18 @@ def _check_tensors(parts: GgufParts, spec: ModelSpec, where: str) -> None:
             continue
         if got != shape and not ("shexp" in name and got == (1, *shape)):
             raise ConvertError(f"{where}: {name}", f"shape {list(shape)}", str(list(got)))
-    known = {*expected, *spec.extra_tensors, *behind(parts, spec)}
+    of_weights = factors(parts, spec)
+    for weight, name in of_weights.items():
+        shape = parts.info(weight).shape
+        if parts.info(name).type != "f32" or parts.info(name).shape != (shape[0] if len(shape) > 2 else 1,):
+            found = f"{list(parts.info(name).shape)} in {parts.info(name).type}"
+            raise ConvertError(f"{where}: {name}", f"a factor of {weight} in f32", found)
+    # what llama.cpp's GPU code may round activations with
+    inputs = {name.replace(".scale", ".input_scale") for name in of_weights.values()}
+    known = {*expected, *spec.extra_tensors, *behind(parts, spec), *of_weights.values(), *inputs}
     for name in parts.names():
         if name not in known:
-            hint = "use a file of another quantization" if name.endswith(_NVFP4) else ""
-            raise ConvertError(where, f"tensors of the {spec.gguf_arch} architecture", name, hint)
+            raise ConvertError(where, f"tensors of the {spec.gguf_arch} architecture", name)
 
 
 def _shape(spec: ModelSpec, role: str, layer: int = 0) -> tuple[int, ...]:
@@ -248,6 +268,9 @@ def _shape(spec: ModelSpec, role: str, layer: int = 0) -> tuple[int, ...]:
         n_ff = _shared_width(spec)
         shapes = {"ffn_gate_inp_shexp": (spec.n_embd,), "ffn_down_shexp": (spec.n_embd, n_ff)}
         return shapes.get(stem, (n_ff, spec.n_embd))
+    if stem.startswith("ffn_latent"):
+        shape = (spec.n_embd_expert, spec.n_embd)
+        return shape if stem == "ffn_latent_down" else shape[::-1]
     if stem.startswith("ffn_gate_inp") or stem.endswith(("_exps", "exp_probs_b")):
         return _expert_shape(spec, stem, leaf)
     brought = int(spec.keys.get("embedding_length_per_layer_input", 0))
@@ -281,7 +304,7 @@ def _shape(spec: ModelSpec, role: str, layer: int = 0) -> tuple[int, ...]:
 
 
 def _shared_width(spec: ModelSpec) -> int:
-    """The expert that every token has."""
+    """Width of the FFN of the expert that every token passes."""
     name = "expert_shared_feed_forward_length"
     if name in spec.keys:
         return int(spec.keys[name])
@@ -296,6 +319,6 @@ def _expert_shape(spec: ModelSpec, stem: str, leaf: str) -> tuple[int, ...]:
         return (spec.n_embd if stem == "ffn_gate_inp" else n_expert,)
     if stem == "ffn_gate_inp":
         return (n_expert, spec.n_embd)[: 2 if leaf == "weight" else 1]
-    rows, columns = (spec.n_embd, n_ff) if stem == "ffn_down_exps" else (n_ff, spec.n_embd)
+    rows, columns = (spec.n_embd_expert, n_ff) if stem == "ffn_down_exps" else (n_ff, spec.n_embd_expert)
     rows *= 2 if stem == "ffn_gate_up_exps" else 1
     return (n_expert, rows, columns)[: 3 if leaf == "weight" else 2]

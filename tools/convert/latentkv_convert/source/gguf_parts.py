@@ -13,7 +13,7 @@ _NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 
 def paths(path: Path) -> list[Path]:
-    """All files of the GGUF that one of them belongs to, the first one first, there or not."""
+    """The paths of all parts of the GGUF that `path` belongs to, in order. They need not exist."""
     match = _NAME.fullmatch(path.name)
     if match is None:
         return [path]

@@ -1,4 +1,4 @@
-"""Text to tokens with the vocabulary of a GGUF: libllama's own, which the written file will be read with."""
+"""Text to tokens with the vocabulary of a GGUF. libllama tokenizes, as it will for the converted file."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class GgufVocabulary:
 
 
 def _write(values: Mapping[str, Value], path: Path) -> None:
-    """A file of these keys alone: the model may be in parts, and its weights are not needed."""
+    """Writes a file with these keys and no weights, which is all that libllama needs."""
     gguf = need("gguf")
     writer = gguf.GGUFWriter(None, "llama")
     for key, value in values.items():

@@ -1,4 +1,5 @@
-"""What a layer that does not attend has: its sizes, shapes of its tensors, and that they are there."""
+"""Recurrent layers: their sizes, the shapes of their tensors, and a check that a model has them where it
+says."""
 
 from __future__ import annotations
 
@@ -148,12 +149,12 @@ class DeltaNetSizes:
 
 
 def kind(spec: ModelSpec) -> str:
-    """What mixes tokens in layers that recur, or ""."""
+    """The mixer of the model's recurrent layers; "" if there are none."""
     return next((mixer for mixer in spec.block.mixers or () if mixer in _KINDS), "")
 
 
 def sizes(spec: ModelSpec) -> DeltaNetSizes | Mamba2Sizes:
-    """Of a model with recurrent layers."""
+    """The sizes of a model that has recurrent layers."""
     return _KINDS[kind(spec)].of(spec)
 
 
@@ -164,7 +165,7 @@ _KINDS: dict[str, type[DeltaNetSizes] | type[Mamba2Sizes]] = {
 
 
 def shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Role -> shape, of the tensors of a recurrent layer."""
+    """Role -> shape."""
     return sizes(spec).shapes(spec.n_embd)
 
 

@@ -1,4 +1,4 @@
-"""What a conversion asks of a model, whatever it is stored in."""
+"""What a conversion needs from a model, whatever the model is stored in."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from ..ir import F32, Array, ModelSpec
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor as it lies in a source: `data` are its bytes in a type of ggml's, rows in the file's order."""
+    """A tensor as the source stores it. `data`: its bytes in one of ggml's types, rows in the file's
+    order."""
 
     type: str  # q4_k …, as ggml writes it
     data: Callable[[], Array]
@@ -25,13 +26,18 @@ class Source(Protocol):
     outtype: str  # of weights that are computed, where no other is asked for
 
     @property
+    def factors(self) -> Mapping[str, str]:
+        """Weights -> tensors that products with them, as they are stored, are multiplied with."""
+        ...
+
+    @property
     def beside(self) -> tuple[str, ...]:
-        """Names of tensors that belong to no layer and are copied as they are stored."""
+        """Names of tensors outside the layers that are copied as they are stored."""
         ...
 
     @property
     def note(self) -> str:
-        """What of the model is left alone, as a line for the user, or ""."""
+        """One line about parts of the model that are left out, or ""."""
         ...
 
     def has(self, role: str, layer: int | None = None) -> bool: ...
@@ -51,8 +57,8 @@ class Source(Protocol):
         ...
 
     def stored(self, role: str, layer: int | None = None) -> Stored | None:
-        """To be copied as it is; None: a weight of this source is encoded anew. Also of role attn_qkv, where
-        the spec is packed."""
+        """The tensor to copy as it is; None if weights of this source are encoded anew. It also takes the
+        role attn_qkv if the spec is packed."""
         ...
 
     def keys(self) -> Mapping[str, Any]:
@@ -69,5 +75,5 @@ class Source(Protocol):
         ...
 
     def identity(self) -> str:
-        """A hash of the model, to find its statistics by."""
+        """A hash of the model, under which its statistics are kept."""
         ...

@@ -1,4 +1,4 @@
-"""A stock GGUF's keys as an architecture reads them, checked."""
+"""The keys of a stock GGUF, checked, as an architecture reads them."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ _PER_LAYER = (
 
 
 class Stock:
-    """`values`: keys without the architecture's prefix. `roles`: tensors of the file, those of the first
-    layer without `blk.0.`."""
+    """`values`: keys without the architecture's prefix. `roles`: names of the file's tensors; those of the
+    first layer are without `blk.0.`."""
 
     def __init__(self, where: str, values: Mapping[str, Any], roles: Collection[str], n_vocab: int) -> None:
         self.where, self.n_vocab = where, n_vocab
@@ -54,8 +54,8 @@ class Stock:
         self._roles = roles
 
     def of_layer(self, layer: int, is_local: bool) -> Stock:
-        """The keys as one layer has them. is_local: it has a window, for which there may be keys of their
-        own."""
+        """The keys as one layer sees them. is_local: the layer has a window; its `…_swa` keys then replace
+        the others."""
         swa = "_swa"
         found = {
             name: value[layer] if name in _PER_LAYER and isinstance(value, list) else value
@@ -67,7 +67,7 @@ class Stock:
         return kept
 
     def _of_every_layer(self, values: Mapping[str, Any], name: str) -> Any:
-        """A value; of one number for every layer the one that all have, or the list where they differ."""
+        """The value of a key. A list with one number for each layer becomes that number if all are equal."""
         value = values[name]
         if name not in _PER_LAYER or not isinstance(value, list):
             return value
@@ -134,12 +134,12 @@ class Stock:
         }
 
     def n_layer(self) -> int:
-        """Layers of the trunk. Blocks after it predict more tokens at once, and are not needed."""
+        """The number of the decoder's layers, without the blocks after them that predict further tokens."""
         n_blocks = self.whole("block_count", 1, 4096)
         return n_blocks - self.whole("nextn_predict_layers", 0, n_blocks - 1, 0)
 
     def _expert_width(self) -> int | None:
-        """Files with experts in every layer may have no other FFN."""
+        """The width of experts, for files that have no other FFN."""
         width = self.values.get("expert_feed_forward_length")
         return width if isinstance(width, int) else None
 
@@ -148,8 +148,8 @@ class Stock:
         return self.whole("attention.sliding_window", 0, (1 << 32) - 1, 0) or None
 
     def local_layers(self, n_layer: int, usual: int, first_is_full: bool = False) -> list[bool]:
-        """Which layers have a window: all but the last of every so many, or the first, or as a list of all
-        layers says."""
+        """Which layers have a window: all but the last (or the first) of every `usual`, unless the file lists
+        them."""
         name = "attention.sliding_window_pattern"
         pattern = self.values.get(name)
         if not isinstance(pattern, list):

@@ -44,7 +44,8 @@ class Encoding:
         return cls(outtype, factor_type or default, copies, mix, importance)
 
     def settled(self, tensor: OutTensor) -> OutTensor:
-        """To be copied where it stays or has its type already, else to be encoded."""
+        """The tensor with its type: copied if the source keeps it or already has this type, else to be
+        encoded."""
         if tensor.stored is None or self.copies or tensor.stored.type == self._chosen(tensor):
             return tensor
         return replace(tensor, stored=None)
@@ -64,8 +65,8 @@ class Encoding:
         return n_bytes(self.type_of(tensor), tensor.shape)
 
     def importance_of(self, tensor: OutTensor) -> F32 | None:
-        """[row length]: mean squares of what a weight's columns are multiplied by, 1 on average; None of
-        tables, and where no text was read."""
+        """[row length]: mean squares of the inputs that a weight's columns multiply, 1 on average. None for
+        tables, and if no text was read."""
         layer, role = split(tensor.name)
         stem = role.partition(".")[0]
         if self.importance is None or layer is None or tensor.kind != "weight":

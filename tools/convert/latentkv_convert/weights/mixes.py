@@ -1,5 +1,5 @@
-"""K-quant files mix types: what is small or does most harm gets more bits. The mixes of llama.cpp's quantizer
-for dense decoders, so that a file made here and one made there weigh the same."""
+"""K-quant files mix types: tensors that are small, or whose errors do most harm, get more bits. The rules are
+those of llama.cpp's quantizer for dense decoders, so that both make files of the same size."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def measures_importance(recipe: Recipe, outtype: str) -> bool:
             option = "--imatrix" if recipe.imatrix else "--no-imatrix"
             raise ConvertError(option, f"--outtype {', '.join(BASE)} beside it", f"--outtype {outtype}")
         return False
-    if recipe.imatrix is not False and recipe.calib is None:
+    if recipe.imatrix is not False and not recipe.calib:
         if recipe.imatrix:
             raise ConvertError("--imatrix", "a text to measure it on, --calib FILE", "none")
         warn("--calib", f"a text for the importance matrix of {outtype}", "none", "quantized without one")
-    return recipe.imatrix is not False and recipe.calib is not None
+    return recipe.imatrix is not False and bool(recipe.calib)

@@ -35,7 +35,7 @@ class OutTensor:
 
 
 def unread() -> F32:
-    """`load` of a tensor that is only weighed."""
+    """`load` of a tensor whose size alone is needed."""
     raise AssertionError("a tensor that is only weighed")
 
 

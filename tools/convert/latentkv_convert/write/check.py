@@ -1,4 +1,4 @@
-"""What every reader refuses (docs/gguf.md), checked before a file is written."""
+"""Checks before writing: what every reader would refuse (docs/gguf.md)."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ def check_plan(plan: Plan, spec: ModelSpec) -> None:
 
 
 def _check_blocks(where: str, side: str, side_plan: SidePlan, plan: Plan) -> None:
-    """Formats of blocks are K's, and their tokens wait among the recent ones."""
+    """Checks that only K has formats of token blocks, and that recent tokens exist, among which a block
+    fills."""
     for name in (name for group in side_plan.formats or () for name in group if in_blocks(name)):
         if side == "v":
             raise ConvertError(where, "formats of single tokens for V", name)
@@ -126,7 +127,7 @@ def _check_formats(where: str, planned: Sequence[Sequence[str]], segments: Seque
 
 
 def warn_of_widths(tensors: Sequence[OutTensor], encoding: Encoding) -> None:
-    """One line, where rows cannot be divided in the blocks of their type."""
+    """Warns once if rows cannot be divided into the blocks of their type."""
     encoded = [t for t in tensors if t.stored is None and t.kind in ("weight", "table", "down")]
     outtype, types = encoding.outtype, {t.name: encoding.type_of(t) for t in encoded}
     if outtype in BASE:

@@ -1,5 +1,5 @@
-"""What the model would weigh with full K and V, in the types of the written file: the key
-latentkv.full_bytes, from which a reader knows what a latent cache adds to the weights."""
+"""Bytes of the model with full K and V, in the types of the written file. The key latentkv.full_bytes holds
+them, so that a reader knows what a latent cache adds to the weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a file says of itself beside its tensors (docs/gguf.md): keys, and how each is written."""
+"""The keys that a file says of itself (docs/gguf.md), and how each is written."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ def of_cache(plan: Plan, work: Work) -> dict[str, Any]:
 
 
 def of_sample(sample: Sample | None) -> dict[str, Any]:
-    """Which text was read."""
+    """Keys of the calibration text."""
     if sample is None:
         return {}
     return {KEYS["calibration_hash"]: sample.digest, KEYS["calibration_tokens"]: int(sample.tokens.size)}
 
 
 def of_size(full: int) -> dict[str, Any]:
-    """full: bytes of the model with full K and V."""
+    """The key of the model's size. full: its bytes with full K and V."""
     return {KEYS["full_bytes"]: full}
 
 

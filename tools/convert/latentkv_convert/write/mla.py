@@ -22,7 +22,7 @@ _ROLES = ("attn_k_b.weight", "attn_v_b.weight")
 
 
 def replaced(work: Work, plan: Plan) -> frozenset[str]:
-    """Names of the model's own tensors that the plan makes anew."""
+    """Names of the model's own tensors that the plan replaces."""
     if work.spec.mla is None:
         return frozenset()
     layers = [index for index, layer in enumerate(plan.layers) if layer.v.path == "latent"]
@@ -72,6 +72,6 @@ def tensors(work: Work, layer: int, factors: Callable[[], tuple[Basis, ...]]) ->
 
 
 def _of_output(work: Work, layer: int, mean: F64) -> F32:
-    """[n_embd] that the mean's values add to the layer's output."""
+    """[n_embd]: what the mean adds to the layer's output through the values."""
     values = work.source.tensor(_ROLES[1], layer).astype(np.float64) @ mean  # [n_head, n_value]
     return (work.output_weight(layer).astype(np.float64) @ values.reshape(-1)).astype(np.float32)

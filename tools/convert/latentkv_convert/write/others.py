@@ -1,4 +1,4 @@
-"""All tensors of the model but K and V."""
+"""All tensors except those of K and V."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _beside(source: Source, name: str) -> OutTensor:
 
 
 def copied(source: Source, role: TensorRole, layer: int | None) -> OutTensor:
-    """In the file's RoPE row order."""
+    """The tensor's rows in the file's RoPE order."""
     spec = source.spec if layer is None else source.spec.at(layer)
     rows = head_rows(spec, role.rope_heads) if role.rope_heads else None
 

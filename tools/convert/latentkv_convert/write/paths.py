@@ -143,7 +143,7 @@ def projection(job: SideJob) -> list[OutTensor]:
 
 
 def down(job: SideJob) -> list[OutTensor]:
-    """What makes latents: A, or E after the projection, and the mean that leaves them."""
+    """The tensors that make latents: A, or E after the projection; and the mean that is subtracted."""
     if job.form == "e":
         return [*projection(job), *_less_mean(job), encoder(job)]
     return [_a(job), *_less_latent_mean(job)]

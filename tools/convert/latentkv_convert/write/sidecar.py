@@ -1,4 +1,4 @@
-"""A sidecar: what a latent cache adds to a GGUF, in a file of its own beside it (docs/gguf.md, Sidecars)."""
+"""A sidecar: a file that holds what a latent cache adds to a GGUF (docs/gguf.md, Sidecars)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..weights.tensor import OutTensor, encode
 
 
 def base_keys(recipe: Recipe) -> dict[str, str]:
-    """What the base, the recipe's source, is known by.
+    """Keys by which a sidecar recognizes its base, the recipe's source.
 
     Raises:
         ConvertError: a source that cannot be a base, or options that would change its weights.
@@ -39,14 +39,14 @@ def base_keys(recipe: Recipe) -> dict[str, str]:
 
 
 def keys(base: Mapping[str, str], written: Mapping[str, Any]) -> dict[str, Any]:
-    """Ours of those that a file in one piece has, beside the base's."""
+    """The latentkv.* keys of a complete file, and those of the base."""
     ours = {key: value for key, value in written.items() if key.startswith("latentkv.")}
     name = {key: written[key] for key in ("general.name",) if key in written}
     return {"general.type": "adapter", **name, **base, **ours}
 
 
 def tensors(source: Source, written: Sequence[OutTensor], encoding: Encoding) -> list[OutTensor]:
-    """Those of a file in one piece that are not in the source as they are."""
+    """The tensors of a complete file that the source does not already have."""
     return [tensor for tensor in written if not _is_held(source, tensor, encoding)]
 
 

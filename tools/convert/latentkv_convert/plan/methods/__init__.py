@@ -5,6 +5,8 @@ A module `plan/methods/<name>.py` provides
     SUMMARY: str                                        one line for --help
     def add_arguments(parser) -> None                   its own options
     def create(options, spec: ModelSpec) -> Method      checks them against the model
+    def resolved(options, spec, window) -> options      optional: with those that depend on the model and on
+                                                        windows of the text
 
 and a Method
 
@@ -23,6 +25,7 @@ from typing import Any, Protocol
 
 from ...errors import ConvertError
 from ...ir import Basis, ModelSpec, Plan
+from ...recipe import Recipe
 from ...work import Work
 
 
@@ -47,6 +50,14 @@ def names() -> list[str]:
 def planned(method: Method, work: Work) -> Plan:
     """The method's plan as the file has it."""
     return replace(method.plan(work), trained=work.trains).cut()
+
+
+def resolved(recipe: Recipe, spec: ModelSpec) -> Recipe:
+    """The recipe with the options that depend on the model."""
+    found: Any = module(recipe.method)
+    if not hasattr(found, "resolved"):
+        return recipe
+    return replace(recipe, options=found.resolved(recipe.options, spec, recipe.calib_window))
 
 
 def module(name: str) -> MethodModule:

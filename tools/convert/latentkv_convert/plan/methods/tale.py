@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from latentkv.plan.formats import BLOCKS
+
 from ...errors import ConvertError
 from ...ir import FULL, Basis, LayerPlan, ModelSpec, Plan, SidePlan
 from ...rows import sizes
@@ -27,7 +29,6 @@ from . import group_size
 
 SUMMARY = "TALE: K whole, V truncated in old tokens only, bits by region"
 FORMATS = ("f32", "f16", "q8", "q6", "q5", "q4", "q3", "q2", "q1")
-BLOCK_FORMATS = ("c8", "c4", "c3", "c2")
 
 
 def add_arguments(parser: Any) -> None:
@@ -54,7 +55,7 @@ def add_arguments(parser: Any) -> None:
     )
     parser.add_argument(
         "--kv-middle",
-        choices=FORMATS + BLOCK_FORMATS,
+        choices=FORMATS + BLOCKS,
         default="q2",
         help="row format of all others (default q2); c8 c4 c3 c2: K per channel in blocks of 32 tokens "
         "(KIVI), V per token in as many bits",

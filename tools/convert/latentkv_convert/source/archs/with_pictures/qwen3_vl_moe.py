@@ -10,7 +10,7 @@ from typing import Any
 
 from ....ir import F32, ModelSpec, TensorRole
 from ...stock import Stock
-from .. import qwen3_moe
+from ..routed import qwen3_moe
 from . import qwen2_vl
 
 ARCHITECTURE = "qwen3vlmoe"

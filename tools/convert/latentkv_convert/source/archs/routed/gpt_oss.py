@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ... import limits
-from ...ir import F32, ModelSpec, TensorRole
-from .. import rope
-from ..stock import Stock
-from . import every_second, expert_keys, layer_types, llama, require
+from .... import limits
+from ....ir import F32, ModelSpec, TensorRole
+from ... import rope
+from ...stock import Stock
+from .. import every_second, expert_keys, layer_types, llama, require
 
 ARCHITECTURE = "gpt-oss"
 STOCK_KEYS = ("expert_count", "expert_used_count")

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...errors import warn
-from ...ir import ModelSpec, TensorRole
-from ..stock import Stock
-from . import expert_keys, qwen3, require
+from ....errors import warn
+from ....ir import ModelSpec, TensorRole
+from ...stock import Stock
+from .. import expert_keys, qwen3, require
 
 ARCHITECTURE = "qwen3moe"
 STOCK_KEYS = ("expert_count", "expert_used_count")
