@@ -111,7 +111,7 @@ def main() -> int:
         "oscar",
         outtype=args.outtype,
         rotate=False,  # H is in the basis already
-        calib=args.calib,
+        calib=(args.calib,) if args.calib else (),
         calib_tokens=args.calib_tokens,
         device=args.device,
         plot=False,

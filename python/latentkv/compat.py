@@ -18,7 +18,7 @@ _NEUTRAL: dict[str, tuple[Any, str]] = {
     "no_perf": (_ANY, ""),
     "numa": ((False, 0), "bind the process with numactl"),
     "use_mlock": ((False,), "lock memory with the operating system"),
-    "kv_overrides": ((None,), "convert the file again"),
+    "kv_overrides": ((None, {}), "convert the file again"),
     "rope_scaling_type": ((None, -1), "convert the file again"),
     "rope_freq_base": ((0.0,), "convert the file again"),
     "rope_freq_scale": ((0.0,), "convert the file again"),
@@ -37,13 +37,24 @@ _NEUTRAL: dict[str, tuple[Any, str]] = {
     "tokenizer": ((None,), "the file's own tokenizer is used"),
 }
 
+# Those of earlier versions, which clients still pass.
+_EARLIER: dict[str, tuple[Any, str]] = {
+    "f16_kv": ((True,), "pass kv"),
+    "low_vram": (_ANY, ""),
+    "mul_mat_q": (_ANY, ""),
+    "n_gqa": (_ANY, ""),
+    "n_parts": (_ANY, ""),
+    "rms_norm_eps": (_ANY, ""),
+}
+
 
 def check(arguments: Mapping[str, Any]) -> None:
     """Refuses unknown names, and values that ask for what does not exist here."""
     for name, value in arguments.items():
-        if name not in _NEUTRAL:
+        known = _NEUTRAL.get(name) or _EARLIER.get(name)
+        if known is None:
             raise TypeError(f"Llama() got an unexpected keyword argument {name!r}")
-        values, instead = _NEUTRAL[name]
+        values, instead = known
         if values is not _ANY and value not in values:
             allowed = " or ".join(str(v) for v in values)
             raise expected(name, allowed, repr(value), instead)

@@ -134,7 +134,7 @@ class Llama(OpenAICalls):
         utf8(self.model_path, "model_path")
         self.latent_path = None if latent_path is None else str(latent_path)
         utf8(self.latent_path or "", "latent_path")
-        self.last_n_tokens_size = ranges.PENALTY_LAST_N.check("last_n_tokens_size", last_n_tokens_size)
+        self.last_n_tokens_size = ranges.PENALTY_WINDOW.check("last_n_tokens_size", last_n_tokens_size)
         self.verbose = verbose
         self.draft_model = draft_model
         self.spm_infill = spm_infill
@@ -178,18 +178,20 @@ class Llama(OpenAICalls):
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
         """UTF-8 bytes to token ids. `add_bos` adds what the file asks for; `special` parses special-token
         text."""
-        if isinstance(text, str):
-            raise expected("tokenize", "bytes", "str", 'call text.encode("utf-8")')
-        return list(self.model.tokenize(text, add_bos, special))
+        if not isinstance(text, bytes | bytearray | memoryview):
+            hint = 'call text.encode("utf-8")' if isinstance(text, str) else ""
+            raise expected("tokenize", "bytes", type(text).__name__, hint)
+        return list(self.model.tokenize(bytes(text), add_bos, special))
 
     def detokenize(
         self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
     ) -> bytes:
         """Token ids to UTF-8 bytes; with `prev_tokens`, what `tokens` add after them. `special` shows special
         tokens."""
+        ids = ranges.token_ids("detokenize", tokens)
         if prev_tokens is None:
-            return self.model.detokenize(list(tokens), special)
-        return b"".join(self.model.token_to_piece(token, special) for token in tokens)
+            return self.model.detokenize(ids, special)
+        return b"".join(self.model.token_to_piece(token, special) for token in ids)
 
     def tokenizer(self) -> _core.Model:
         """The object with tokenize() and detokenize()."""
@@ -241,6 +243,7 @@ class Llama(OpenAICalls):
 
     def set_seed(self, seed: int) -> None:
         """The seed of calls that bring none; -1 draws one each time."""
+        seed = ranges.SEED.check("seed", seed)
         self._seed = RANDOM_SEED if seed == -1 else seed
 
     @property
@@ -399,7 +402,7 @@ class Llama(OpenAICalls):
         penalize_nl: bool = True,
         logits_processor: LogitsProcessor | None = None,
         stopping_criteria: StoppingCriteria | None = None,
-        grammar: LlamaGrammar | None = None,
+        grammar: LlamaGrammar | str | None = None,
         seed: int | None = None,
         **server: Any,
     ) -> Generator[int, Sequence[int] | None, None]:
@@ -429,7 +432,7 @@ class Llama(OpenAICalls):
         mirostat_tau: float = 5.0,
         penalize_nl: bool = True,
         logits_processor: LogitsProcessor | None = None,
-        grammar: LlamaGrammar | None = None,
+        grammar: LlamaGrammar | str | None = None,
         idx: int | None = None,
         seed: int | None = None,
         **server: Any,

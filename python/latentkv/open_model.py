@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from latentkv import _core, ranges
+from latentkv.console.model_file import no_gguf
 from latentkv.errors import expected
 from latentkv.plan.effect import require_effect
 from latentkv.plan.fit import Asked, Fit, fit
@@ -34,6 +35,8 @@ def open_model(path: str, latent_path: str, n_batch: int, given: Mapping[str, An
     Raises:
         LatentKVError: an argument out of its range or without an effect, or a file that cannot be opened so.
     """
+    if error := no_gguf(path):
+        raise error
     n_ctx = ranges.check_auto("n_ctx", ranges.N_CTX, given["n_ctx"])
     n_gpu_layers = ranges.check_auto("n_gpu_layers", ranges.N_GPU_LAYERS, given["n_gpu_layers"])
     gpus = Gpus.of(given["tensor_split"], given["main_gpu"], given["split_mode"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 
 def bytes_text(count: float) -> str:
     """Three digits and a binary unit: 8192 → "8.00 KiB"."""
@@ -13,6 +15,14 @@ def bytes_text(count: float) -> str:
     if unit == "B":
         return f"{count:.0f} B"
     return f"{count:.{2 if count < 10 else 1 if count < 100 else 0}f} {unit}"
+
+
+def digits(number: float, count: int) -> str:
+    """So many digits that count, never a power of ten: 0.0000123, 2 → "0.000012"."""
+    if not number or not math.isfinite(number):
+        return f"{number:g}"
+    places = max(0, count - 1 - math.floor(math.log10(abs(number))))
+    return f"{number:.{places}f}"
 
 
 def tenths(number: float) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+import reprlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import SupportsFloat, SupportsIndex
 
@@ -19,6 +20,15 @@ def integer(where: str, value: SupportsIndex, wanted: str = "an integer") -> int
         return operator.index(value)
     except TypeError:
         raise expected(where, wanted, repr(value)) from None
+
+
+def token_ids(where: str, tokens: Iterable[SupportsIndex]) -> list[int]:
+    """The tokens as a list; LatentKVError for what is no list of integers. The vocabulary is not asked."""
+    try:
+        return [operator.index(token) for token in tokens]
+    except TypeError:
+        got = reprlib.repr(tokens)
+    raise expected(where, "a list of token ids", got)
 
 
 @dataclass(frozen=True)
@@ -58,7 +68,7 @@ class RealRange:
 
     def __str__(self) -> str:
         if math.isinf(self.high):
-            return f"a finite number of at least {self.low:g}"
+            return "a finite number" + (f" of at least {self.low:g}" if math.isfinite(self.low) else "")
         return f"a number from {self.low:g} to {self.high:g}"
 
     def read(self, text: str) -> float:
@@ -66,8 +76,11 @@ class RealRange:
         return self.check("", float(text))
 
     def check(self, where: str, value: SupportsFloat) -> float:
-        """The value as a float. Raises LatentKVError for one outside."""
-        number = float(value)
+        """The value as a float. Raises LatentKVError for one outside, and for what is no number."""
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            raise expected(where, str(self), repr(value)) from None
         if not (self.low <= number <= self.high and math.isfinite(number)):
             raise expected(where, str(self), value)
         return number
@@ -89,9 +102,9 @@ SHARE = RealRange(0.0)
 SINK = Range(0, 1 << 16, {-1: "the file's"})
 RECENT = Range(0, 1 << 20, {-1: "the file's"})
 RATIO = RealRange(0.0, 1.0)
+ANY_NUMBER = RealRange(-math.inf)
 SEED = Range(0, 2**32 - 1, {-1: "a new one"})
 TOP_K = Range(1, special={0: "off", -1: "off"})
-PENALTY_LAST_N = Range(0, 1 << 24)
 PENALTY_WINDOW = Range(0, 1 << 24, {-1: "the context"})
 TOKENS = Range(0, 1 << 28)
 TOKEN_ID = Range(0)

@@ -83,7 +83,18 @@ def stop_list(stop: str | Sequence[str] | None) -> list[str]:
     """The `stop` argument of the completion calls as a list."""
     if stop is None:
         return []
+    if not isinstance(stop, str) and not is_texts(stop):
+        raise expected("stop", "a string, or a list of them", repr(stop))
     found = [stop] if isinstance(stop, str) else list(stop)
     for each in found:
         utf8(each, "stop")
     return found
+
+
+def is_texts(value: object) -> bool:
+    """Whether this is a sequence of texts, and no text itself."""
+    return (
+        isinstance(value, Sequence)
+        and not isinstance(value, str | bytes)
+        and all(isinstance(each, str) for each in value)
+    )

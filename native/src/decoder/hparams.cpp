@@ -238,6 +238,8 @@ void read_experts(const StockKeys& keys, HParams& h) {
     h.n_ff_dense = has_both ? n_ff : 0;
     h.n_expert = keys.need("expert_count", 2, 4096);
     h.n_expert_used = keys.need("expert_used_count", 1, h.n_expert);
+    const int narrow = keys.find("moe_latent_size", 0, 1 << 20, 0);
+    h.n_embd_expert = narrow > 0 ? narrow : h.n_embd;
     h.n_ff = keys.find(expert_ff, 1, 1 << 22, expert_width(file, n_ff));
     const int n_shared = keys.find("expert_shared_count", 0, 256, -1);
     const int shared = n_shared >= 0 ? n_shared * h.n_ff : n_ff;

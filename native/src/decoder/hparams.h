@@ -39,6 +39,7 @@ struct HParams {
     int n_ff_dense = 0;      // of the FFN beside experts, if there is one
     int n_expert = 0;        // 0: no experts
     int n_expert_used = 0;   // per token
+    int n_embd_expert = 0;   // numbers that an expert reads and writes, n_embd or fewer
     int n_ff_shared = 0;     // of the expert that every token has, where the file has one
     int n_dense_layers = 0;  // first layers without experts, whose FFNs are as wide as n_ffs says
     ExpertRouting routing;

@@ -3,12 +3,14 @@
 #include <cmath>
 #include <limits>
 
+#include "graph/weight_factors.h"
+
 namespace lkv {
 namespace {
 
 constexpr float oai_alpha = 1.702F;
 constexpr float oai_limit = 7.0F;
-constexpr int own_nodes = 52;  // without those that add experts up
+constexpr int own_nodes = 54;  // without those that add experts up
 
 }  // namespace
 
@@ -77,13 +79,6 @@ struct Routing {
     ggml_tensor* weights;
 };
 
-// [n_expert], an expert's factor, as those of the chosen ones: [1, used, n_tokens]
-ggml_tensor* scales_of(ggml_context* ctx, ggml_tensor* scale, ggml_tensor* chosen) {
-    ggml_tensor* const every =
-        ggml_repeat_4d(ctx, ggml_reshape_3d(ctx, scale, 1, scale->ne[0], 1), 1, scale->ne[0], chosen->ne[1], 1);
-    return ggml_get_rows(ctx, every, chosen);
-}
-
 // Scores [n_expert, n_tokens], -inf in all groups but each token's best ones.
 ggml_tensor* of_best_groups(ggml_context* ctx, const HParams& h, ggml_tensor* scores) {
     const ExpertRouting& routing = h.routing;
@@ -125,27 +120,28 @@ Routing route(ggml_context* ctx, const HParams& h, const LayerWeights& layer, gg
         weights = ggml_reshape_3d(ctx, weights, 1, h.n_expert_used, n_tokens);
     }
     if (h.routing.scale != 1.0F) weights = ggml_scale(ctx, weights, h.routing.scale);
-    if (layer.expert_scale != nullptr) weights = ggml_mul(ctx, weights, scales_of(ctx, layer.expert_scale, chosen));
+    if (layer.expert_scale != nullptr) weights = ggml_mul(ctx, weights, of_chosen(ctx, layer.expert_scale, chosen));
     return {chosen, weights};
 }
 
-// routed: what the router reads
+// x [n_embd_expert, n_tokens], of which the result has the shape; routed: what the router reads
 ggml_tensor* experts(ggml_context* ctx, ggml_cgraph* nodes, const HParams& h, const LayerWeights& layer, ggml_tensor* x,
                      ggml_tensor* routed) {
     const int64_t n_tokens = x->ne[1];
     const Routing to = route(ctx, h, layer, routed);
     ggml_build_forward_expand(nodes, to.weights);
-    x = ggml_reshape_3d(ctx, x, h.n_embd, 1, n_tokens);
+    x = ggml_reshape_3d(ctx, x, h.n_embd_expert, 1, n_tokens);
     ggml_tensor* const up = linear_of(ctx, layer.ffn_up, layer.ffn_up_bias, x, to.chosen);
     ggml_tensor* const gate =
         layer.ffn_gate == nullptr ? nullptr : linear_of(ctx, layer.ffn_gate, layer.ffn_gate_bias, x, to.chosen);
     const bool is_plain = h.block.ffn == Ffn::plain_experts;
     ggml_tensor* y = is_plain ? activated(ctx, h.block.activation, up) : gated(ctx, h.block.activation, gate, up);
     y = linear_of(ctx, layer.ffn_down, layer.ffn_down_bias, y, to.chosen);
-    y = ggml_mul(ctx, y, to.weights);  // [n_embd, used, n_tokens]
+    y = ggml_mul(ctx, y, to.weights);  // [n_embd_expert, used, n_tokens]
     ggml_tensor* sum = nullptr;
     for (int i = 0; i < h.n_expert_used; i++) {
-        ggml_tensor* const one = ggml_view_2d(ctx, y, h.n_embd, n_tokens, y->nb[2], static_cast<size_t>(i) * y->nb[1]);
+        ggml_tensor* const one =
+            ggml_view_2d(ctx, y, h.n_embd_expert, n_tokens, y->nb[2], static_cast<size_t>(i) * y->nb[1]);
         sum = sum == nullptr ? one : ggml_add(ctx, sum, one);
     }
     return h.n_expert_used == 1 ? ggml_cont(ctx, sum) : sum;
@@ -189,7 +185,9 @@ ggml_tensor* ffn(ggml_context* ctx, ggml_cgraph* nodes, const HParams& h, const 
                  ggml_tensor* x, ggml_tensor* hidden) {
     const BlockDescription& block = h.block;
     if (has_only_experts(block.ffn) && layer.ffn_gate_inp != nullptr) {
-        ggml_tensor* const chosen = experts(ctx, nodes, h, layer, x, x);
+        ggml_tensor* const read = layer.experts_in == nullptr ? x : ggml_mul_mat(ctx, layer.experts_in, x);
+        ggml_tensor* chosen = experts(ctx, nodes, h, layer, read, x);
+        if (layer.experts_out != nullptr) chosen = ggml_mul_mat(ctx, layer.experts_out, chosen);
         return layer.shared_up == nullptr ? chosen : ggml_add(ctx, chosen, shared_expert(ctx, h, layer, x));
     }
     if (block.ffn == Ffn::gated_and_experts) return dense_and_experts(ctx, nodes, h, layer, x, hidden);

@@ -5,6 +5,7 @@
 #include "graph/attention_branch.h"
 #include "graph/ffn.h"
 #include "graph/recurrent/branch.h"
+#include "graph/weight_factors.h"
 
 namespace lkv {
 namespace {
@@ -255,13 +256,21 @@ std::unique_ptr<Graph> build_graph(const Model& model, KvCache& cache, const Rop
     for (const LayerCacheSpec& layer : model.cache_spec().layers) {
         n_nodes += 4 * (layer.k.ranks.size() + layer.v.ranks.size());
     }
-    graph->context = tensor_context(ggml_tensor_overhead() * n_nodes * 2 + ggml_graph_overhead_custom(n_nodes, false));
+    const WeightFactors& factors = model.weight_factors();
+    n_nodes += factor_nodes(factors);
+    const size_t n_graphs = factors.empty() ? 1 : 2;
+    graph->context =
+        tensor_context(ggml_tensor_overhead() * n_nodes * 2 + n_graphs * ggml_graph_overhead_custom(n_nodes, false));
     graph->nodes = ggml_new_graph_custom(graph->context.get(), n_nodes, false);
     graph->attention.resize(static_cast<size_t>(h.n_layer));
     if (!shape.fused && cache.placement().eviction() != nullptr) graph->evicting.resize(static_cast<size_t>(h.n_layer));
     graph->writers.resize(exact != nullptr ? static_cast<size_t>(h.n_layer) : 0);
     const GraphSources from{model, cache, ropes, constants, states, batch, shape, exact};
     Builder(from, *graph).build();
+    if (!factors.empty()) {
+        graph->nodes =
+            with_factors(graph->context.get(), graph->nodes, factors, n_nodes, {&graph->result, &graph->hidden_out});
+    }
     return graph;
 }
 

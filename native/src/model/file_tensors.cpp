@@ -92,18 +92,27 @@ ggml_tensor* FileTensors::need(const std::string& name, std::initializer_list<in
     return found;
 }
 
-std::string FileTensors::unread(int n_layer) const {
+WeightFactors FileTensors::factors() const {
+    const std::string end = ".scale";
+    WeightFactors found;
     for (const ggml_tensor* const tensor : all()) {
         const std::string name = tensor->name;
-        const bool changes_results = name.ends_with(".bias") || name.ends_with(".scale");
-        if (!changes_results || read_.contains(tensor)) continue;
+        if (!name.ends_with(end) || read_.contains(tensor)) continue;
+        const ggml_tensor* const weight = find(name.substr(0, name.size() - end.size()) + ".weight");
+        if (weight != nullptr && read_.contains(weight)) found[weight] = need(name, {weight->ne[2]});
+    }
+    return found;
+}
+
+std::string FileTensors::unread_bias(int n_layer) const {
+    for (const ggml_tensor* const tensor : all()) {
+        const std::string name = tensor->name;
         int layer = -1;
         int end = 0;
+        if (!name.ends_with(".bias") || read_.contains(tensor)) continue;
         if (std::sscanf(name.c_str(), "blk.%d.%n", &layer, &end) != 1 || layer >= n_layer) continue;
         const std::string role = name.substr(static_cast<size_t>(end));
-        const bool is_replaced =
-            role.starts_with("attn_k.") || role.starts_with("attn_v.") || role.starts_with("attn_qkv.");
-        if (!is_replaced || role.ends_with(".scale")) return name;
+        if (!role.starts_with("attn_k.") && !role.starts_with("attn_v.") && !role.starts_with("attn_qkv.")) return name;
     }
     return {};
 }

@@ -4,6 +4,7 @@
 #include <initializer_list>
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "base/tensor_context.h"
@@ -12,6 +13,9 @@
 #include "gguf/reader.h"
 
 namespace lkv {
+
+// Weight -> what its products are multiplied with: f32 [1], or [n_expert] of experts.
+using WeightFactors = std::unordered_map<const ggml_tensor*, ggml_tensor*>;
 
 class FileTensors {
 public:
@@ -25,9 +29,11 @@ public:
     // The tensor in any shape and type; null: no such tensor.
     const ggml_tensor* find(const std::string& name) const { return ggml_get_tensor(context_.get(), name.c_str()); }
 
-    // A factor or bias of the first n_layer layers that nobody asked for, though results need it; "": none. K's and V's are left out, as
-    // a sidecar replaces them.
-    std::string unread(int n_layer) const;
+    // Factors (NVFP4) of the weights that were asked for. Errors: Error for another shape.
+    WeightFactors factors() const;
+    // A bias of the first n_layer layers that nobody asked for, though results need it; "": none. K's and V's are left out, as a sidecar
+    // replaces them.
+    std::string unread_bias(int n_layer) const;
 
     std::vector<ggml_tensor*> all() const;
     size_t bytes() const { return bytes_; }

@@ -79,10 +79,9 @@ void Model::load_tensors() {
         layers_.push_back(load_layer(tensors_, h, cache_spec_.layers[static_cast<size_t>(il)], il));
         factor_bytes_ += lkv::factor_bytes(layers_.back());
     }
-    if (const std::string name = tensors_.unread(h.n_layer); !name.empty()) {
-        const char* const hint =
-            name.ends_with(".scale") ? ", a factor of NVFP4 weights; use a file of another quantization" : "";
-        fail("gguf", "expected tensors of the ", h.architecture, " architecture; got ", name, hint);
+    weight_factors_ = tensors_.factors();
+    if (const std::string name = tensors_.unread_bias(h.n_layer); !name.empty()) {
+        fail("gguf", "expected tensors of the ", h.architecture, " architecture; got ", name);
     }
     token_rows_ = static_cast<const char*>(token_embd_->data);
     place_weights();
@@ -131,6 +130,7 @@ void Model::place_weights() {
         const char* const holds = run.end_layer == hparams_.n_layer ? " and the output" : "";
         gpu_buffers_.push_back(move_to_gpu(weights_of(run), run, memory(run), holds));
     }
+    if (!weight_factors_.empty()) return;  // of each input's own
     merged_ = tensor_context(ggml_tensor_overhead() * (layers_.size() + 1));
     for (LayerWeights& l : std::span(layers_).subspan(n_host)) {
         if (!l.recurrent) continue;

@@ -74,6 +74,8 @@ public:
     // Hash of the weights (gguf/content_hash.h), a sidecar's included; computed on first use.
     uint64_t content_fingerprint() const;
 
+    const WeightFactors& weight_factors() const { return weight_factors_; }
+
     size_t size_bytes() const { return tensors_.bytes(); }
     // Weights where they are computed with, of every run. A GPU has no token table, unless it is the output too; the CPU has its factors
     // by channel beside the weights.
@@ -100,6 +102,7 @@ private:
     CacheSpec cache_spec_;
     std::optional<Vocab> vocab_;
     FileTensors tensors_;
+    WeightFactors weight_factors_;
     std::vector<ggml_backend_buffer_ptr> interleaved_;  // copies on the host
     std::vector<LayerRun> runs_ = {{}};
     std::string gpu_absent_;

@@ -64,10 +64,11 @@ std::vector<ggml_backend_buffer_ptr> interleave(std::span<const LayerWeights> la
     std::vector<ggml_backend_buffer_ptr> copies;
     size_t bytes = 0;
     for (const LayerWeights& l : layers) {
-        std::vector<ggml_tensor*> weights = {
-            l.attn_q,   l.attn_k,      l.attn_v,    l.attn_qkv,    l.attn_output, l.attn_gate, l.mla.q,
-            l.mla.q_a,  l.mla.q_b,     l.mla.kv_a,  l.attn_k_a,    l.attn_v_a,    l.ffn_gate,  l.ffn_up,
-            l.ffn_down, l.shared_gate, l.shared_up, l.shared_down, l.dense_gate,  l.dense_up,  l.dense_down};
+        std::vector<ggml_tensor*> weights = {l.attn_q,      l.attn_k,     l.attn_v,      l.attn_qkv,   l.attn_output,
+                                             l.attn_gate,   l.mla.q,      l.mla.q_a,     l.mla.q_b,    l.mla.kv_a,
+                                             l.attn_k_a,    l.attn_v_a,   l.ffn_gate,    l.ffn_up,     l.ffn_down,
+                                             l.shared_gate, l.shared_up,  l.shared_down, l.dense_gate, l.dense_up,
+                                             l.dense_down,  l.experts_in, l.experts_out};
         if (l.recurrent) {
             std::visit(
                 [&](const auto& own) {

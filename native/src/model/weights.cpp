@@ -267,23 +267,28 @@ void Loader::load_experts() {
     const int64_t d = h_.n_embd;
     const int64_t ff = h_.n_ff;
     const int64_t n = h_.n_expert;
+    const int64_t read = h_.n_embd_expert;
+    if (read != d) {
+        l_.experts_in = need("ffn_latent_down.weight", {d, read});
+        l_.experts_out = need("ffn_latent_up.weight", {read, d});
+    }
     l_.ffn_gate_inp = need("ffn_gate_inp.weight", {d, n});
     l_.ffn_gate_inp_bias = optional("ffn_gate_inp.bias", {n});
     l_.expert_bias = optional("exp_probs_b.bias", {n});
     const bool is_plain = h_.block.ffn == Ffn::plain_experts;
-    l_.ffn_up = optional("ffn_gate_up_exps.weight", {d, 2 * ff, n});
+    l_.ffn_up = optional("ffn_gate_up_exps.weight", {read, 2 * ff, n});
     if (is_plain) {
-        l_.ffn_up = need("ffn_up_exps.weight", {d, ff, n});
+        l_.ffn_up = need("ffn_up_exps.weight", {read, ff, n});
     } else if (l_.ffn_up == nullptr) {
-        l_.ffn_gate = need("ffn_gate_exps.weight", {d, ff, n});
+        l_.ffn_gate = need("ffn_gate_exps.weight", {read, ff, n});
         l_.ffn_gate_bias = optional("ffn_gate_exps.bias", {ff, n});
-        l_.ffn_up = need("ffn_up_exps.weight", {d, ff, n});
+        l_.ffn_up = need("ffn_up_exps.weight", {read, ff, n});
         l_.ffn_up_bias = optional("ffn_up_exps.bias", {ff, n});
     } else if (h_.block.activation == Activation::swiglu_oai) {
         fail("gguf", "expected a tensor ", blk_, "ffn_gate_exps.weight; got none");
     }
-    l_.ffn_down = need("ffn_down_exps.weight", {ff, d, n});
-    l_.ffn_down_bias = optional("ffn_down_exps.bias", {d, n});
+    l_.ffn_down = need("ffn_down_exps.weight", {ff, read, n});
+    l_.ffn_down_bias = optional("ffn_down_exps.bias", {read, n});
     if (tensors_.find(blk_ + "ffn_up_shexp.weight") == nullptr) return;
     const int64_t shared = h_.n_ff_shared;
     l_.shared_gate_inp = optional("ffn_gate_inp_shexp.weight", {d});

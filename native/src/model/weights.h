@@ -62,6 +62,8 @@ struct LayerWeights {
     ggml_tensor* ffn_norm_bias = nullptr;
     ggml_tensor* ffn_gate_inp = nullptr;  // [n_embd, n_expert], the router of experts
     ggml_tensor* ffn_gate_inp_bias = nullptr;
+    ggml_tensor* experts_in = nullptr;   // [n_embd, n_embd_expert], where experts read less than the hidden state
+    ggml_tensor* experts_out = nullptr;  // [n_embd_expert, n_embd], of their weighted sum
     ggml_tensor* expert_bias = nullptr;  // [n_expert], added to scores before experts are chosen, not to weights
     // [n_embd, n_ff], with experts [n_embd, n_ff, n_expert]; absent in a gated FFN: ffn_up holds [gate | up]
     ggml_tensor* ffn_gate = nullptr;

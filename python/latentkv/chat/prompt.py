@@ -193,6 +193,8 @@ def response_schema(response_format: Mapping[str, Any] | None) -> Mapping[str, A
     """The JSON schema that `response_format` asks for, in OpenAI's shapes or llama-cpp-python's
     ({"type": "json_object", "schema": …}); None for text."""
     asked = response_format or {}
+    if not isinstance(asked, Mapping):
+        raise expected("response_format", 'a dict such as {"type": "json_object"}', repr(asked))
     kind = asked.get("type", "text")
     if kind == "text":
         return None

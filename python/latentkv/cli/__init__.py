@@ -67,6 +67,8 @@ def _dispatch(argv: list[str]) -> int:
         return 0
     if argv[0] not in commands():
         raise expected("latentkv", f"a command ({', '.join(commands())})", repr(argv[0]), _hint(argv))
+    if argv[1:] in (["--version"], ["-V"]):
+        return _dispatch(["--version"])
     module = importlib.import_module(f"{__name__}.{argv[0]}")
     status: int = module.main(argv[1:])
     return status

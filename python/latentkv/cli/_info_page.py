@@ -10,7 +10,7 @@ from typing import Any
 from latentkv.console.printable import printable
 from latentkv.console.terminal import Block, table
 from latentkv.plan import presets
-from latentkv.quantities import bytes_text, count_text, tenths
+from latentkv.quantities import bytes_text, count_text, digits, tenths
 
 # What the paths of a tensor and the formats of blocks are, where they occur.
 _PATHS = {
@@ -297,7 +297,7 @@ def _budgets(rows: list[dict[str, Any]]) -> list[Block]:
             tenths(row["per_token"]),
             f"{bytes_text(row['total'])} at {row['n_ctx']}",
             row["exact"],
-            "–" if row["kld"] is None else f"{row['kld']:.2g}",
+            "–" if row["kld"] is None else digits(row["kld"], 2),
         ]
         for row in rows
     ]

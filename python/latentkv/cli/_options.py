@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from latentkv import hub, ranges
-from latentkv.cli import _llama_cpp
+from latentkv.cli import _environment, _llama_cpp
 from latentkv.console.arguments import gpu_layers, number, shares, split_mode, text
+from latentkv.console.model_file import no_gguf
 from latentkv.console.reading import read_text
 from latentkv.errors import expected
 from latentkv.plan import presets
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from latentkv.plan.fit import Fit
 
 DEFAULT_CONTEXT = 8192  # tokens of a sequence
+_MODEL_VARIABLES = ("LLAMA_ARG_MODEL", "LLAMA_ARG_HF_REPO", "LLAMA_ARG_HF_FILE", "LLAMA_ARG_MODEL_URL")
 _THREADS = replace(ranges.N_THREADS, special={0: "the default", -1: "the default"})
 
 
@@ -49,10 +52,10 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
-    """The options of a command with a model, whose path is `model` wherever it came from. Flags of llama.cpp
-    that change nothing are noted in one line."""
+    """The options of a command with a model, whose path is `model` wherever it came from. llama.cpp's flags
+    that change nothing are noted in one line, and so are its environment variables that count."""
     _llama_cpp.add(parser)
-    args = parser.parse_args(argv)
+    args = _parsed(parser, argv)
     if args.hf_repo is None and args.hf_file is not None:
         raise expected("--hf-file", "-hf beside it", "none")
     named = [each for each in (args.model, args.model_file, args.hf_repo) if each is not None]
@@ -61,13 +64,33 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
         raise expected(
             parser.prog, "one of FILE, -m FILE and -hf USER/REPO", got, f"see {parser.prog} --help"
         )
-    args.model = args.model or args.model_file
+    if args.hf_repo is None:
+        args.model = named[0]
+        if error := no_gguf(args.model):
+            raise error
     if line := _llama_cpp.noted(args):
         print(f"note: {line}", file=sys.stderr)
     if args.hf_repo is not None:
         repo, quant = hub.split_name(args.hf_repo)
         args.model = str(hub.fetch(repo, quant, args.hf_file or ""))
     return args
+
+
+def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+    """The command line before the environment; no model of the environment beside one of the command line."""
+    given = _environment.words(parser, os.environ)
+    if not given:
+        return parser.parse_args(argv)
+    if _has_model(parser, argv):
+        given = {name: words for name, words in given.items() if name not in _MODEL_VARIABLES}
+    if given:
+        print(f"note: from the environment: {', '.join(given)}", file=sys.stderr)
+    return parser.parse_args([*(word for words in given.values() for word in words), *argv])
+
+
+def _has_model(parser: argparse.ArgumentParser, argv: Sequence[str]) -> bool:
+    args = parser.parse_args(argv)
+    return any(each is not None for each in (args.model, args.model_file, args.hf_repo))
 
 
 def add_cache(parser: argparse.ArgumentParser, several: bool = False, rotate: bool = True) -> None:

@@ -36,28 +36,55 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--top-k", type=number(ranges.TOP_K), default=40, metavar="N", help="(default: 40, 0 = off)"
     )
-    group.add_argument("--top-p", type=float, default=0.95, metavar="X", help="(default: 0.95, 1 = off)")
-    group.add_argument("--min-p", type=float, default=0.05, metavar="X", help="(default: 0.05, 0 = off)")
     group.add_argument(
-        "--typical", dest="typical_p", type=float, default=1.0, metavar="X", help="(default: 1 = off)"
+        "--top-p", type=number(ranges.RATIO), default=0.95, metavar="X", help="(default: 0.95, 1 = off)"
     )
-    group.add_argument("--repeat-penalty", type=float, default=1.0, metavar="X", help="(default: 1 = off)")
+    group.add_argument(
+        "--min-p", type=number(ranges.RATIO), default=0.05, metavar="X", help="(default: 0.05, 0 = off)"
+    )
+    group.add_argument(
+        "--typical",
+        dest="typical_p",
+        type=number(ranges.RATIO),
+        default=1.0,
+        metavar="X",
+        help="(default: 1 = off)",
+    )
+    group.add_argument(
+        "--repeat-penalty",
+        type=number(ranges.RealRange(1e-3)),
+        default=1.0,
+        metavar="X",
+        help="(default: 1 = off)",
+    )
     group.add_argument(
         "--repeat-last-n",
-        type=number(ranges.PENALTY_LAST_N),
+        type=number(ranges.PENALTY_WINDOW),
         default=64,
         metavar="N",
-        help="tokens that penalties look at (default: 64)",
+        help="tokens that penalties look at (default: 64, -1 = the context)",
     )
-    group.add_argument("--frequency-penalty", type=float, default=0.0, metavar="X", help="(default: 0 = off)")
-    group.add_argument("--presence-penalty", type=float, default=0.0, metavar="X", help="(default: 0 = off)")
+    group.add_argument(
+        "--frequency-penalty",
+        type=number(ranges.ANY_NUMBER),
+        default=0.0,
+        metavar="X",
+        help="(default: 0 = off)",
+    )
+    group.add_argument(
+        "--presence-penalty",
+        type=number(ranges.ANY_NUMBER),
+        default=0.0,
+        metavar="X",
+        help="(default: 0 = off)",
+    )
     group.add_argument(
         "--mirostat", dest="mirostat_mode", type=int, default=0, choices=[0, 1, 2], help="(default: 0 = off)"
     )
     group.add_argument(
         "--mirostat-lr",
         dest="mirostat_eta",
-        type=float,
+        type=number(ranges.RealRange(0.0)),
         default=0.1,
         metavar="X",
         help="learning rate eta (default: 0.1)",
@@ -65,7 +92,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--mirostat-ent",
         dest="mirostat_tau",
-        type=float,
+        type=number(ranges.RealRange(0.0)),
         default=5.0,
         metavar="X",
         help="target entropy tau (default: 5)",

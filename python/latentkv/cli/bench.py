@@ -158,7 +158,7 @@ def caches(kv: str, kv_k: str, kv_v: str) -> list[str]:
 
 
 def _listed(flag: str, names: str) -> list[str]:
-    found = [name.strip() for name in names.split(",")]
+    found = [name.strip().lower() for name in names.split(",")]
     if len(found) > 1 and not all(found):
         raise expected(flag, "formats separated by commas", repr(names))
     return found

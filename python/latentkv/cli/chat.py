@@ -32,8 +32,10 @@ _COLOR = {"auto": "auto", "always": "always", "never": "never", "on": "always", 
 def main(argv: Sequence[str]) -> int:
     args = options.parse(_parser(), argv)
     prompt = _one_shot_prompt(args)
-    if prompt is None and args.raw:
-        raise expected("--raw", "a prompt (-p, -f or piped text)", "a conversation")
+    _require_sense(args, prompt)
+    system = _read(args.system_file, "-sysf") or args.system
+    template = options.template(args)
+    sampling = sampling_options(args)
     from latentkv import Llama
     from latentkv.cli._console import Console
     from latentkv.cli._conversation import Conversation
@@ -49,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
         n_batch=max(args.batch_size, args.ubatch_size),
         **options.placement(args, fit),
         last_n_tokens_size=args.repeat_last_n,
-        chat_template=options.template(args),
+        chat_template=template,
         **fit.options,
     )
     console = Console(color=_COLOR[args.color], quiet=args.quiet)
@@ -60,11 +62,11 @@ def main(argv: Sequence[str]) -> int:
     conversation = Conversation(
         llama,
         console,
-        system=_read(args.system_file, "-sysf") or args.system,
+        system=system,
         max_tokens=max(-1, args.n_predict),
         stop=args.reverse_prompt,
         seed=args.seed,
-        sampling=sampling_options(args),
+        sampling=sampling,
         template=args.chat_template_kwargs,
     )
     with llama:
@@ -73,6 +75,25 @@ def main(argv: Sequence[str]) -> int:
 
             return Repl(conversation, console).run()
         return conversation.complete(prompt) if args.raw else conversation.answer_once(prompt)
+
+
+def _require_sense(args: argparse.Namespace, prompt: str | None) -> None:
+    """Refuses options of which one would not count."""
+    if args.system and args.system_file is not None:
+        raise expected("-sys, -sysf", "one of them", "both")
+    if not args.raw:
+        return
+    if prompt is None:
+        raise expected("--raw", "a prompt (-p, -f or piped text)", "a conversation")
+    of_templates = {
+        "-sys": args.system,
+        "-sysf": args.system_file,
+        "--chat-template-file": args.chat_template_file,
+        "--chat-template-kwargs": args.chat_template_kwargs,
+    }
+    for name, value in of_templates.items():
+        if value:
+            raise expected("--raw", f"no {name} beside it, as plain text has no template", "both")
 
 
 def _one_shot_prompt(args: argparse.Namespace) -> str | None:

@@ -6,7 +6,6 @@ import argparse
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     if args.kld_against:
         path, format_name = split_reference(args.kld_against)
         other = _core.Model(path, **options.placement(args, fit)) if path else model
-        against = Cache(other, replace(fit.options, kv=format_name, kv_k="", kv_v="", kv_budget=None))
+        against = Cache(other, fit.options.reference(format_name))
     with stage(0, "perplexity", "window") as bar:
 
         def shown(p: Progress) -> None:

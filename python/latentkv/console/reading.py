@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import errno
 import os
 import stat
 from pathlib import Path
@@ -24,8 +25,11 @@ def read_text(path: str | Path, where: str = "text") -> str:
         LatentKVError: a device or a socket, UTF-16, or more than LARGEST bytes.
     """
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    with open(handle, "rb") as file:  # which refuses a directory
-        mode = os.fstat(handle).st_mode
+    mode = os.fstat(handle).st_mode
+    if stat.S_ISDIR(mode):  # open() would name it by its number
+        os.close(handle)
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    with open(handle, "rb") as file:
         for is_kind, kind in _KINDS:
             if is_kind(mode) and not file.isatty():
                 raise expected(where, "a file of text", f"{kind} {path}")

@@ -15,7 +15,7 @@ from latentkv.generate.loop import token_loop
 from latentkv.generate.processors import LogitsProcessor, StoppingCriteria
 from latentkv.generate.scores import PromptScores, token_score
 from latentkv.generate.writer import AnswerWriter, Piece
-from latentkv.ranges import integer
+from latentkv.ranges import TOKENS, integer
 from latentkv.sampling.closing import closing_of
 from latentkv.sampling.logprobs import TokenScore
 from latentkv.sampling.options import SamplingOptions
@@ -50,6 +50,8 @@ class Answer:
             raise expected(
                 "context", f"a prompt of at most {n_ctx - 1} tokens", len(prompt), "raise -c / n_ctx"
             )
+        if options.logprobs is not None:
+            TOKENS.check("logprobs", options.logprobs)
         room = n_ctx - len(prompt)
         asked = 0 if options.max_tokens is None else integer("max_tokens", options.max_tokens)
         self.limit = min(asked, room) if asked > 0 else room

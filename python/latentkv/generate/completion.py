@@ -10,6 +10,7 @@ from dataclasses import replace
 from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any, Protocol
 
+from latentkv import ranges
 from latentkv.errors import expected
 from latentkv.generate.answer import Answer, AnswerOptions
 from latentkv.generate.caller import Caller
@@ -53,7 +54,7 @@ def _prompt_tokens(llama: Caller, prompt: str | Sequence[int]) -> list[int]:
     if isinstance(prompt, str):
         tokens = list(model.tokenize(utf8(prompt, "prompt"), True, True))
     else:
-        tokens = [int(token) for token in prompt]
+        tokens = ranges.token_ids("prompt", prompt)
     return prompt_tokens(model, tokens)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from latentkv import ranges
 from latentkv.errors import expected
 from latentkv.generate.caller import Caller
 from latentkv.generate.processors import LogitsProcessor, StoppingCriteria
@@ -153,6 +154,7 @@ def tokens_after(
 ) -> Generator[int, Sequence[int] | None, None]:
     """Yields tokens after `tokens`, without end. `reset` replaces what is cached, keeping a common prefix.
     `send(more)` evaluates `more` tokens after the yielded one."""
+    tokens = ranges.token_ids("generate", tokens)
     loop = token_loop(llama, options, processor)
     pending: Sequence[int] | None = None
     try:
@@ -191,6 +193,8 @@ def next_token(
     logits_all). For callers that hold the cache."""
     evaluator = llama.evaluator
     last = evaluator.n_tokens - 1
+    if last < 0:
+        raise expected("sample", "an evaluated token", "an empty cache", "call eval() first")
     position = last if position is None else position
     if not 0 <= position <= last:
         raise expected("idx", f"0 … {last}", position)

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from latentkv.errors import expected
 
+_LEAST = 4  # tokens
+
 
 @dataclass(frozen=True)
 class Windows:
@@ -50,9 +52,10 @@ WINDOWS: dict[str, Callable[[Sequence[int], int, int | None], Windows]] = {"llam
 
 
 def _cut(tokens: Sequence[int], n_ctx: int) -> NDArray[np.int32]:
-    if n_ctx < 4:
-        raise expected("-c", "windows of at least 4 tokens", n_ctx)
+    if n_ctx < _LEAST:
+        raise expected("-c", f"windows of at least {_LEAST} tokens", n_ctx)
     count = len(tokens) // n_ctx
     if not count:
-        raise expected("text", f"at least one window of {n_ctx} tokens", f"{len(tokens)} tokens", "lower -c")
+        hint = "lower -c" if len(tokens) >= _LEAST else "choose a longer text"
+        raise expected("text", f"at least one window of {n_ctx} tokens", f"{len(tokens)} tokens", hint)
     return np.array(tokens[: count * n_ctx], dtype=np.int32).reshape(count, n_ctx)

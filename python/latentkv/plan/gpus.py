@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,8 @@ class Gpus:
         Raises:
             LatentKVError: a share below 0, or an unsupported split mode ("row").
         """
+        if not isinstance(tensor_split, Iterable | None):
+            raise expected("tensor_split", "a list of shares", repr(tensor_split))
         shares = tuple(ranges.SHARE.check("tensor_split", share) for share in tensor_split or ())
         return Gpus(shares, ranges.MAIN_GPU.check("main_gpu", main_gpu), split_mode_word(split_mode))
 

@@ -65,7 +65,7 @@ def parse(text: str) -> KvBudget:
     """
     if match := _SHARE.fullmatch(text):
         share = float(match[1]) / 100
-        if share > 0:
+        if 0 < share <= 1:
             return KvBudget(text, share)
     elif match := _BYTES.fullmatch(text):
         size, n_ctx = int(float(match[1]) * _UNITS[match[2] or ""]), int(match[3])
@@ -85,6 +85,8 @@ def read(given: KvBudget | str | None) -> KvBudget | None:
     """
     if given is None or isinstance(given, KvBudget):
         return given
+    if not isinstance(given, str):
+        raise expected("--kv-budget", 'a text such as "14%"', repr(given))
     if given == AUTO.text:
         return AUTO
     return parse(given) if given else None

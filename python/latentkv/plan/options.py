@@ -4,10 +4,11 @@ names."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from latentkv import ranges
+from latentkv.errors import expected
 from latentkv.plan import kv_budget
 from latentkv.plan.kv_budget import KvBudget
 
@@ -86,20 +87,32 @@ class SessionOptions(CachePolicy, RowFormats):
         """
         if isinstance(given, SessionOptions):
             return given
-        return cls(**{**given, "kv_budget": kv_budget.read(given.get("kv_budget"))})
+        cased = {name: str(given[name]).lower() for name in _FORMATS if name in given}
+        return cls(**{**given, **cased, "kv_budget": kv_budget.read(given.get("kv_budget"))})
 
     @classmethod
     def checked(cls, given: Mapping[str, Any]) -> SessionOptions:
-        """The same from all of Llama's arguments, whose numbers may be anything.
+        """The same from all of Llama's arguments, which may be anything. None stands for a default.
 
         Raises:
-            LatentKVError: a number out of its range, or a budget that is none.
+            LatentKVError: a number out of its range, a name that is no text, or a budget that is none.
         """
-        options = {name: value for name, value in given.items() if name in NAMES}
+        options = {name: value for name, value in given.items() if name in NAMES and value is not None}
+        options["keep_tokens"] = str(options.get("keep_tokens", ""))
+        for name in _TEXTS:
+            if not isinstance(options.get(name, ""), str):
+                raise expected(name, "a name", repr(options[name]))
+        options = {**_DEFAULTS, **options}
         options |= {name: allowed.check(name, options[name]) for name, allowed in _RANGES.items()}
         if options["recent_ratio"] != -1:
             options["recent_ratio"] = ranges.RATIO.check("recent_ratio", options["recent_ratio"])
-        return cls.of(options | {"keep_tokens": str(options["keep_tokens"])})
+        return cls.of(options)
+
+    def reference(self, kv: str) -> SessionOptions:
+        """The same sizes and threads with another cache: which tokens it keeps exact or evicts is its own
+        affair."""
+        others = {each.name: each.default for of in (RowFormats, CachePolicy) for each in fields(of)}
+        return replace(self, **{**others, "kv": kv, "kv_budget": None})
 
     def keys(self) -> list[str]:
         return [name for name, default in _DEFAULTS.items() if getattr(self, name) != default]
@@ -110,6 +123,8 @@ class SessionOptions(CachePolicy, RowFormats):
 
 NAMES = tuple(field.name for field in fields(SessionOptions))
 _DEFAULTS = {field.name: field.default for field in fields(SessionOptions)}
+_TEXTS = tuple(name for name, default in _DEFAULTS.items() if isinstance(default, str))
+_FORMATS = ("kv", "kv_k", "kv_v", "kv_sink", "kv_recent")
 _RANGES = {
     "n_ubatch": ranges.N_UBATCH,
     "n_seq_max": ranges.N_SEQ_MAX,

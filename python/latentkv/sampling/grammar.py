@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import reprlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -58,6 +59,15 @@ class LlamaGrammar:
         self.json_schema = json_schema
         self._lock = threading.Lock()
         self._started: WeakKeyDictionary[_core.Model, LLMatcher] = WeakKeyDictionary()
+
+    @classmethod
+    def of(cls, given: LlamaGrammar | str | None) -> LlamaGrammar | None:
+        """The `grammar` argument of the calls: a grammar, or its GBNF text."""
+        if isinstance(given, str):
+            return cls.from_string(given)
+        if not isinstance(given, LlamaGrammar | None):
+            raise expected("grammar", "a LlamaGrammar, or GBNF as text", repr(given))
+        return given
 
     @classmethod
     def from_string(cls, grammar: str, verbose: bool = True) -> LlamaGrammar:
@@ -121,7 +131,8 @@ def parsed_schema(schema: str | Mapping[str, Any] | bool) -> Any:
         if isinstance(error, LatentKVError):
             raise
         why = " ".join(str(error).split())[:200]
-        raise expected("json_schema", "a JSON object", why, "pass a schema as JSON") from None
+        shown = reprlib.repr(schema)
+        raise expected("json_schema", "a schema as JSON", f"{shown} ({why})") from None
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from numbers import Real
 from typing import Any, Protocol
 
 from latentkv import _core, ranges
 from latentkv.errors import expected
 from latentkv.sampling.grammar import LlamaGrammar
-from latentkv.text import utf8
+from latentkv.text import is_texts, utf8
 
 RANDOM_SEED = 0xFFFFFFFF  # llama.h, LLAMA_DEFAULT_SEED: draw a new one
-MAX_BREAKERS = 32  # strings of DRY: a new sampler looks for each of them in every token of the vocabulary
+MAX_BREAKERS = 16  # strings of DRY: a new sampler looks for each in every token, up to 50 ms
 MAX_BREAKER_BYTES = 40  # as in llama.cpp, which cuts longer ones
 
 
@@ -57,11 +59,14 @@ class SamplingOptions(ServerOptions):
     grammar: LlamaGrammar | None = None
 
     def __post_init__(self) -> None:
+        for name in _REALS:
+            if not isinstance(getattr(self, name), Real):
+                raise expected(name, "a number", repr(getattr(self, name)))
         for name, low, high in (("top_p", 0.0, 1.0), ("min_p", 0.0, 1.0), ("typical_p", 0.0, 1.0)):
             if not low <= getattr(self, name) <= high:
                 raise expected(name, f"a probability from {low:g} to {high:g}", getattr(self, name))
         if self.mirostat_mode not in (0, 1, 2):
-            raise expected("mirostat_mode", "0, 1 or 2", self.mirostat_mode)
+            raise expected("mirostat_mode", "0, 1 or 2", repr(self.mirostat_mode))
         if not self.repeat_penalty > 0:
             raise expected("repeat_penalty", "a factor above 0 (1 is off)", self.repeat_penalty)
         ranges.SEED.check("seed", self.seed)
@@ -78,16 +83,18 @@ class SamplingOptions(ServerOptions):
     def of_call(cls, call: str, given: Mapping[str, Any], defaults: Defaults) -> SamplingOptions:
         """From a call of Llama's. given: its arguments by name, of which those that are no sampling options
         are left alone. `server` among them holds ServerOptions and `repeat_last_n`, llama.cpp's name for
-        penalty_last_n; in it and in dry_penalty_last_n -1 stands for the context.
+        penalty_last_n; in it and in dry_penalty_last_n -1 stands for the context. None stands for the
+        default that the call has.
 
         Raises:
             LatentKVError: a value out of its range.
             TypeError: another name in `server`.
         """
+        given = _without_none(call, given, defaults)
         require_tfs_off(given["tfs_z"])
         if not given.get("penalize_nl", True):
             raise expected("penalize_nl", "True", given["penalize_nl"], "use logit_bias")
-        server = dict(given["server"])
+        server = {name: value for name, value in given["server"].items() if value is not None}
         last_n = server.pop("repeat_last_n", defaults.last_n_tokens_size)
         for name in server:
             if name not in SERVER_OPTIONS:
@@ -96,6 +103,7 @@ class SamplingOptions(ServerOptions):
         options["temperature"] = given["temp"] if "temp" in given else given["temperature"]
         options["seed"] = defaults.seed if given["seed"] is None else given["seed"]
         options["logit_bias"] = token_bias(given.get("logit_bias"))
+        options["grammar"] = LlamaGrammar.of(given.get("grammar"))
         options["penalty_last_n"] = last_n
         return cls(**options).within(defaults.n_ctx())
 
@@ -121,6 +129,7 @@ class SamplingOptions(ServerOptions):
 _WINDOWS = ("penalty_last_n", "dry_penalty_last_n")  # tokens that a penalty looks at
 NAMES = tuple(each.name for each in fields(SamplingOptions))
 SERVER_OPTIONS = tuple(each.name for each in fields(ServerOptions))
+_REALS = tuple(each.name for each in fields(SamplingOptions) if each.type == "float")
 SERVER_NAMES = {
     "penalty_last_n": "repeat_last_n",
     "mirostat_mode": "mirostat",
@@ -137,7 +146,19 @@ class Defaults(Protocol):
     def n_ctx(self) -> int: ...
 
 
+def _without_none(call: str, given: Mapping[str, Any], llama: Defaults) -> dict[str, Any]:
+    """A call's arguments with its own defaults in place of None, which clients pass for what they leave
+    open."""
+    absent = [name for name, value in given.items() if value is None]
+    if not absent:
+        return dict(given)
+    own = inspect.signature(getattr(llama, call)).parameters
+    return {**given, **{name: own[name].default for name in absent if name in own}}
+
+
 def _check_breakers(breakers: Sequence[str]) -> None:
+    if not is_texts(breakers):
+        raise expected("dry_sequence_breakers", "a list of strings", repr(breakers))
     if len(breakers) > MAX_BREAKERS:
         raise expected("dry_sequence_breakers", f"at most {MAX_BREAKERS} strings", len(breakers))
     longest = max((len(utf8(each, "dry_sequence_breakers")) for each in breakers), default=0)
@@ -149,7 +170,7 @@ def token_bias(logit_bias: Mapping[int, float] | Mapping[str, float] | None) -> 
     """The `logit_bias` argument with integer keys: JSON requests carry token ids as strings."""
     try:
         return {int(token): float(bias) for token, bias in (logit_bias or {}).items()}
-    except (TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         raise expected("logit_bias", "a map from token id to number", f"{logit_bias!r}") from error
 
 

@@ -81,7 +81,7 @@ class Sampling(LlamaFields, Body):
     min_p: float | None = None
     typical_p: float | None = None
     repeat_penalty: float | None = None
-    repeat_last_n: Annotated[int, Field(ge=-1, le=ranges.PENALTY_LAST_N.high)] | None = None  # -1: all
+    repeat_last_n: Annotated[int, Field(ge=-1, le=ranges.PENALTY_WINDOW.high)] | None = None  # -1: all
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     mirostat: Annotated[int, Field(ge=0, le=2)] | None = None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from latentkv import ranges
 from latentkv.errors import absent, expected
 from latentkv.session import prefix
 from latentkv.session.lock import SessionLock, ShuttingDown, locked
@@ -179,13 +180,13 @@ class Evaluator:
         """Runs `tokens` after the cached ones. Raises when they do not fit; an interrupted call keeps what
         is computed."""
         self.hold(None)
-        self.compute(tokens)
+        self.compute(ranges.token_ids("eval", tokens))
 
     @locked
     def eval_all(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """eval() that returns the logits of all `tokens`, [len(tokens), n_vocab]."""
         self.hold(None)
-        return self.compute_all(tokens)
+        return self.compute_all(ranges.token_ids("eval_all", tokens))
 
     def compute(self, tokens: Sequence[int]) -> None:
         """eval() for callers that already hold the cache."""

@@ -186,7 +186,7 @@ def test_encoding_follows_the_tokenizer(demo: Path) -> None:
 
 def test_second_run_reads_the_store(tiny: Tiny, calib: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = tiny()
-    recipe = Recipe(directory, Path("out"), "palu", calib=calib, calib_tokens=512, calib_window=128)
+    recipe = Recipe(directory, Path("out"), "palu", calib=(calib,), calib_tokens=512, calib_window=128)
     source = CheckpointSource(directory)
     first, _ = calibrate.collect(("moments",), recipe, source)
 

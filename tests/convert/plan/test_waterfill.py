@@ -58,7 +58,7 @@ def prepared(checkpoint_dir: Path, calib: Path, window: int, **options: Any) -> 
         Path("out.gguf"),
         "waterfill",
         options,
-        calib=calib,
+        calib=(calib,),
         fisher_tokens=6 * window,
         calib_window=window,
     )

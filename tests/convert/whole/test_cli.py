@@ -18,6 +18,8 @@ import pytest
 
 from conftest import ROOT, TEXT, tensors
 from latentkv_convert import cli, report
+from latentkv_convert.calibrate import sample
+from latentkv_convert.calibrate.saved import store
 from latentkv_convert.errors import ConvertError
 from latentkv_convert.source import archs
 from latentkv_convert.weights.encoding import Encoding
@@ -55,7 +57,16 @@ def refused(capsys: pytest.CaptureFixture[str], arguments: list[str], out: Path)
         (["--group", "4"], "got 4"),
         (["--group", "0"], "got 0"),
         (["--method", "svd"], "[--method] expected one of"),
-        (["--method", "none", "--keep", "0.5"], "got --keep 0.5"),
+        (
+            ["--method", "none", "--keep", "0.5"],
+            "[--keep] expected a method of eigen, lorc, palu, tale, zack;",
+        ),
+        (["--method", "palu", "--quick"], "[--quick] expected --method waterfill; got --method palu"),
+        (["--method", "waterfill", "--kv-budget", "101%"], "[--kv-budget] expected a share such as 14%"),
+        (
+            ["--method", "palu", "--device", "mps"],
+            "[--device] expected a device that torch can use; got mps (",
+        ),
         (["--allocate", "magic"], "[--allocate] expected one of"),
         (["--basis", "fancy"], "[--basis] expected one of"),
         (["--outtype", "q3"], "[--outtype] expected one of"),
@@ -187,6 +198,55 @@ def test_config_values_that_no_runtime_takes(model_type: str, field: str, value:
     with pytest.raises(ConvertError) as refusal:
         archs.model_spec(config | {field: value})
     assert message in str(refusal.value)
+
+
+def test_spellings_of_llama_cpp() -> None:
+    recipe = cli.parse(["source", "--outfile", "x.gguf", "--outtype", "Q4_K_M"], "test")
+    assert (recipe.output, recipe.outtype) == (Path("x.gguf"), "q4_k_m")
+    assert cli.parse(["source", "--outfile=x.gguf"], "test").output == Path("x.gguf")
+
+
+def test_several_texts_are_one(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a.txt", "b.txt")]
+    for path in paths:
+        path.write_text(path.name)
+    words = [word for path in paths for word in ("--calib", str(path))]
+    recipe = cli.parse(["source", "-o", "x", *words], "test")
+    assert recipe.calib == tuple(paths)
+    assert sample.read_texts(recipe.calib) == "a.txt\n\nb.txt"
+    paths[1].write_text(" ")
+    with pytest.raises(ConvertError, match=r"got an empty file b\.txt"):
+        sample.read_texts(recipe.calib)
+
+
+def test_a_forecast_that_nothing_measured_says_so(
+    tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "short.txt"
+    text.write_text(TEXT[:700], encoding="utf-8")
+    words = ["--calib", str(text), "--recent", "16", "--no-plot", "--no-cache"]
+    assert cli.main([str(tiny()), "-o", str(tmp_path / "out.gguf"), *words]) == 0
+    out, err = capsys.readouterr()
+    assert err.count("warning: [--calib] expected two windows of ") == 1
+    assert "nats per token (predicted, not measured: more is lost)" in out
+
+
+def test_the_environment_of_a_notebook() -> None:
+    code = "from latentkv_convert import pictures; pictures.check_plot()"
+    environment = os.environ | {"MPLBACKEND": "none such", "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=120)
+
+
+def test_a_cache_folder_is_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for base in ("", "relative/cache"):
+        monkeypatch.setenv("XDG_CACHE_HOME", base)
+        assert store.cache_root() == tmp_path / ".cache/latentkv"
+
+
+def test_an_output_that_no_runtime_could_open(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    line = refused(capsys, ["source"], tmp_path / "a\udcff.gguf")
+    assert line.startswith("error: [-o] expected UTF-8; got byte 0xff at offset ")
 
 
 def test_missing_arguments(capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,7 +47,7 @@ def scores(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[A
             tmp_path_factory.mktemp("out") / "out.gguf",
             "palu",
             options,
-            calib=demo / "sample-calib.txt",
+            calib=(demo / "sample-calib.txt",),
             calib_tokens=4096,
             fisher_tokens=2048,
             calib_window=512,

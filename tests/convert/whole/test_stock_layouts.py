@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from both import core, distance, session, token_ids
+from both import core, distance, equals_transformers, session, token_ids
 from gguf_files import plain, rewritten
 
 from conftest import Tiny
@@ -87,17 +87,64 @@ def test_nemotron_with_a_block_that_predicts_more_tokens(
         assert distance(logits(path), logits(usual)) < 1e-5
 
 
-@pytest.mark.parametrize("role", ["attn_q.scale", "ffn_up.scale", "attn_k.scale"])
-def test_factors_of_weights_are_not_left_out(
-    role: str, tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+FACTORS = ("attn_", "ffn_", "ssm_in", "ssm_out", "ssm_alpha", "ssm_beta")
+NONE = ("norm", "gate_inp", "conv1d", "output_scale")
+
+
+def with_factors(path: Path, out: Path) -> tuple[Path, Path]:
+    """A file whose weights have factors as NVFP4's have, and one whose weights are multiplied with them."""
+    file, rng = GgufFile(path), np.random.default_rng(0)
+    factors: dict[str, np.ndarray] = {}
+    scaled: dict[str, np.ndarray] = {}
+    for name, info in file.tensors.items():
+        role = name.split(".")[2] if name.startswith("blk.") else ""
+        if name.endswith(".weight") and role.startswith(FACTORS) and not any(end in role for end in NONE):
+            n = info.shape[0] if len(info.shape) > 2 else 1
+            factor = rng.uniform(0.5, 1.5, n).astype(np.float32)
+            factors[name.replace(".weight", ".scale")] = factor
+            factors[name.replace(".weight", ".input_scale")] = np.ones(n, np.float32)
+            scaled[name] = tensor(file, name) * factor.reshape(-1, *[1] * (len(info.shape) - 1))
+    rewritten(path, out, extra=factors)
+    return out, rewritten(path, out.with_suffix(".scaled"), without=tuple(scaled), extra=scaled)
+
+
+@pytest.mark.parametrize(
+    "model_type", ["qwen3", "qwen3_5", "qwen3_5_moe", "granitemoehybrid", "nemotron_h_moe"]
+)
+def test_products_are_multiplied_with_the_factors_of_their_weights(
+    model_type: str, tiny: Tiny, tmp_path: Path
 ) -> None:
-    """llama.cpp multiplies products with NVFP4 weights by such factors."""
+    """Direct, copied by the converter, and encoded anew."""
+    usual = plain(tiny(model_type), tmp_path / "usual.gguf")
+    stock, scaled = with_factors(usual, tmp_path / "stock.gguf")
+    expected = logits(scaled)
+    assert distance(logits(usual), expected) > 1e-2
+    assert distance(logits(stock), expected) < 1e-4
+    for options in ((), ("--outtype", "f32")):
+        out = tmp_path / "converted.gguf"
+        assert main([str(stock), "-o", str(out), "--method", "none", *options]) == 0
+        assert distance(logits(out), expected) < 1e-4
+
+
+def test_factors_of_another_shape_and_sidecars_of_factors_are_refused(
+    tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     usual = plain(tiny("qwen3"), tmp_path / "usual.gguf")
-    scaled = rewritten(usual, tmp_path / "scaled.gguf", extra={f"blk.1.{role}": np.full(1, 2, np.float32)})
-    with pytest.raises(core.Error, match=rf"of the qwen3 architecture; got blk\.1\.{role}.*NVFP4"):
-        core.Model(str(scaled))
-    assert main([str(scaled), "-o", str(tmp_path / "out.gguf"), "--method", "none"]) == 2
-    assert f"got blk.1.{role}; use a file of another quantization" in capsys.readouterr().err
+    stock, _ = with_factors(usual, tmp_path / "stock.gguf")
+    assert main([str(stock), "-o", str(tmp_path / "side.gguf"), "--sidecar"]) == 2
+    assert "[--sidecar] expected a GGUF whose weights have no factors" in capsys.readouterr().err
+    wrong = rewritten(usual, tmp_path / "wrong.gguf", extra={"blk.1.attn_q.scale": np.ones(2, np.float32)})
+    with pytest.raises(core.Error, match=r"blk\.1\.attn_q\.scale with ne \[1\]; got \[2\]"):
+        core.Model(str(wrong))
+    assert main([str(wrong), "-o", str(tmp_path / "out.gguf"), "--method", "none"]) == 2
+    assert "expected a factor of blk.1.attn_q.weight in f32" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("latent", [0, 64])
+def test_experts_that_read_less_than_the_hidden_state(latent: int, tiny: Tiny, tmp_path: Path) -> None:
+    """Nemotron 3 Super."""
+    checkpoint = tiny("nemotron_h_moe", moe_latent_size=latent or None)
+    equals_transformers(checkpoint, tmp_path / "plain.gguf")
 
 
 def test_a_plain_config_may_give_sizes_of_experts_once_a_layer(tiny: Tiny, tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ RULES = [
                 "calibrate/text/chats",
                 "compute/arithmetic",
                 "cli",
+                "report",
             ]
         },
         "the converter needs no runtime but to code, tokenize, hash, flush and render alike, for budgets, "

@@ -13,7 +13,7 @@ import pytest
 from latentkv.cli import commands
 from latentkv.cli._errors import one_line
 from latentkv.cli._table import markdown
-from latentkv.quantities import bytes_text, count_text
+from latentkv.quantities import bytes_text, count_text, digits
 
 
 def test_help_lists_every_command(run: Any) -> None:
@@ -71,7 +71,7 @@ def test_command_help(run: Any, command: str) -> None:
             "error: [-c] expected 1 … 268435456, or 0 (as trained), or auto; got x",
         ),
         (["info", "a.gguf", "--json=1"], "error: [--json] expected no value; got '1'"),
-        (["chat", "a.gguf", "--top-p", "x"], "error: [--top-p] expected a number; got 'x'"),
+        (["chat", "a.gguf", "--top-p", "x"], "error: [--top-p] expected a number from 0 to 1; got x"),
         (["chat", "a.gguf", "--mirostat", "x"], "error: [--mirostat] expected an integer; got 'x'"),
         (["chat", "a.gguf", "--mirostat", "3"], "error: [--mirostat] expected one of 0, 1, 2; got 3"),
         (["convert", "a.gguf"], "error: [latentkv convert] expected -o/--output; got none; see"),
@@ -84,6 +84,16 @@ def test_command_help(run: Any, command: str) -> None:
         (["chat", "a.gguf", "-p", ""], "error: [prompt] expected some text"),
         (["chat", "a.gguf"], "error: [prompt] expected some text from -p, -f or the pipe; got nothing"),
         (["chat", "a.gguf", "-f", "none.txt"], "error: [file] expected to open none.txt; got no such file"),
+        (["chat", "a.gguf", "-f", "/"], "error: [file] expected to open /; got is a directory"),
+        (["chat", "a.gguf", "-p", "x", "-sys", "a", "-sysf", "b"], "error: [-sys, -sysf] expected one of"),
+        (["chat", "a.gguf", "-p", "x", "--raw", "-sys", "a"], "error: [--raw] expected no -sys beside it"),
+        (
+            ["chat", "a.gguf", "-p", "x", "--raw", "--chat-template-kwargs", '{"a": 1}'],
+            "error: [--raw] expected no --chat-template-kwargs beside it",
+        ),
+        (["chat", "a.gguf", "-p", "x", "-j", "{"], "error: [json_schema] expected a schema as JSON; got '{'"),
+        (["chat", "a.gguf", "-p", "x", "--grammar-file", "none"], "error: [file] expected to open none; got"),
+        (["chat", "a.gguf", "--presence-penalty", "inf"], "error: [--presence-penalty] expected a finite"),
     ],
 )
 def test_bad_arguments(run: Any, args: list[str], message: str) -> None:
@@ -118,6 +128,11 @@ def test_missing_and_broken_files(run: Any, plain_gguf: Path, tmp_path: Path, co
         assert done.returncode == 2, (path, done)
         assert done.stderr.startswith("error: [")
         assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["chat", "convert"])
+def test_every_command_says_its_version(run: Any, command: str) -> None:
+    assert run(command, "--version").stdout == run("--version").stdout
 
 
 def test_info(run: Any, latent_gguf: Path, plain_gguf: Path) -> None:
@@ -250,6 +265,9 @@ def test_closed_pipe_is_quiet(latent_gguf: Path) -> None:
 
 
 def test_numbers_for_people() -> None:
+    assert [digits(n, 2) for n in (0, 1.2e-5, 0.0038, 0.25, 1.5, 120)] == [
+        *("0", "0.000012", "0.0038", "0.25", "1.5", "120")
+    ]
     assert [bytes_text(n) for n in (0, 1023, 8192, 17_000_000, 5 << 30)] == [
         "0 B", "1023 B", "8.00 KiB", "16.2 MiB", "5.00 GiB",
     ]  # fmt: skip

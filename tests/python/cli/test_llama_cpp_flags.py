@@ -79,6 +79,8 @@ def example(command: str, flag: Flag) -> list[str]:
     action = own(command)._option_string_actions[flag.same[0]]
     if action.choices is not None:
         return [str(next(choice for choice in action.choices if choice != action.default))]
+    if action.dest == "typical_p":  # a probability
+        return ["0.5"]
     return ["3"]
 
 

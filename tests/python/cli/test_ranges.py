@@ -38,7 +38,10 @@ ANSWER = "[-n] expected 1 … 2147483647, or -1 (until the context is full), or 
         (["chat", "-p", "x", "-n", "-5"], ANSWER),
         (["chat", "-p", "x", "-b", "0"], "[-b] expected 1 … 2147483647"),
         (["chat", "-p", "x", "--temp", "-1"], "[--temp] expected a finite number of at least 0"),
-        (["chat", "-p", "x", "--repeat-last-n", HUGE], "[--repeat-last-n] expected 0 … 16777216"),
+        (
+            ["chat", "-p", "x", "--repeat-last-n", HUGE],
+            "[--repeat-last-n] expected 0 … 16777216, or -1 (the context)",
+        ),
         (["perplexity", "-f", "t", "--parallel", "0"], "[--parallel] expected 1 … 64"),
         (["perplexity", "-f", "t", "--parallel", "-3"], "[--parallel] expected 1 … 64"),
         (["perplexity", "-f", "t", "--chunks", "0"], "[--chunks] expected 1 … 2147483647"),

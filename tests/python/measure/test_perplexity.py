@@ -98,6 +98,15 @@ def test_command_writes_json(run: Any, latent_gguf: Path, plain_gguf: Path) -> N
     assert sum(row["tokens"] for row in result["depth"]) == result["tokens"]
 
 
+def test_a_reference_keeps_what_the_measured_cache_evicts(run: Any, plain_gguf: Path) -> None:
+    words = ("perplexity", plain_gguf, "-f", TEXT, "-c", 192, "--chunks", 1, "-t", 1, "--decode", "--json")
+    evicting = ("--evict", "h2o", "--keep-tokens", 80, "--sink", 4)
+    result = json.loads(run(*words, *evicting, "--kld-against", "f16").stdout)
+    assert result["kld"]["mean"] > 1e-4
+    same = json.loads(run(*words, "--sink", 4, "--recent", 32, "--kld-against", "f16").stdout)
+    assert same["kld"]["mean"] < 1e-6
+
+
 def test_command_reports_to_people(run: Any, latent_gguf: Path) -> None:
     done = run(
         "perplexity",

@@ -55,6 +55,7 @@ def test_the_plan_of_a_plain_file_is_the_format_in_use(page: Any, http: httpx.Cl
 def test_a_plain_file_has_one_line_until_one_asks(page: Any, http: httpx.Client) -> None:
     expect(page.locator("#cache-line")).to_be_visible()
     expect(page.locator("#panel")).to_be_hidden()
+    expect(page.locator("#welcome")).to_contain_text("demo")
     cache, props = (http.get(f"/{name}").json() for name in ("cache", "props"))
     share = 100 * cache["total"] / props["cache"]["f16_total"]
     for part in (
@@ -63,6 +64,8 @@ def test_a_plain_file_has_one_line_until_one_asks(page: Any, http: httpx.Client)
         f" of {cache['n_ctx']:,} tokens",
     ):
         expect(page.locator("#cache-line")).to_contain_text(part)
+    show(page, "settings")
+    expect(page.locator("#cache-line")).to_be_hidden()  # the title needs the room
     show(page, "cache")
     expect(page.locator("#bytes-line")).to_be_visible()
     for part in ("#regions", "#plan svg"):

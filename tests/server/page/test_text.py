@@ -83,3 +83,22 @@ def test_markdown_takes_no_time_that_grows_with_the_square(page: Any) -> None:
             return (performance.now() - start) / 1000; }"""
     )
     assert seconds < 5
+
+
+def test_text_runs_in_the_direction_of_its_script(page: Any) -> None:
+    says(page, {"content": "Latin text.\n\nمرحبا بالعالم\n\n- a\n  - b"})
+    ask(page, "مرحبا")
+    finished(page)
+    lefts = """() => {
+        const box = document.querySelector("article.answer > .text").getBoundingClientRect();
+        return [...document.querySelectorAll("article.answer > .text > p")].map((p) => {
+            const range = document.createRange();
+            range.selectNodeContents(p);
+            return range.getBoundingClientRect().left - box.left;
+        });
+    }"""
+    latin, arabic = page.evaluate(lefts)
+    assert latin < 1
+    assert arabic > 100
+    nested = page.locator("article.answer li ul").evaluate("list => getComputedStyle(list).marginTop")
+    assert float(nested.removesuffix("px")) < 4  # a list within a list is no paragraph

@@ -114,7 +114,7 @@ FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type":
 TOO_MUCH: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/chat/completions", {"tools": [FUNCTION] * 513}, "[tools] expected at most 512; got 513"),
     ("/v1/chat/completions", {"tools": [FUNCTION | {"x": "y" * 4_000_000}]}, "[context] expected a prompt"),
-    ("/completion", {"dry_sequence_breakers": ["x"] * 33}, "[dry_sequence_breakers] expected at most 32"),
+    ("/completion", {"dry_sequence_breakers": ["x"] * 17}, "[dry_sequence_breakers] expected at most 16"),
     ("/completion", {"dry_sequence_breakers": ["x" * 41]}, "[dry_sequence_breakers] expected strings of at"),
     ("/completion", {"n_probs": 2000, "n_predict": 500}, "[n_probs] expected n_probs times n_predict of at"),
     ("/v1/embeddings", {"input": "x", "content": "y"}, "[content] expected input or content; got both"),

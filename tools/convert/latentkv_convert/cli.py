@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from latentkv.console.arguments import Parser
+from latentkv.console.arguments import Parser, text
 from latentkv.console.printable import printable
 from latentkv.console.terminal import show
 from latentkv.errors import LatentKVError
@@ -58,15 +58,18 @@ def build_parser(method: str, prog: str) -> Parser:
         "-hf", "--hf-repo", metavar="USER/REPO[:QUANT]", help="instead of SOURCE: a GGUF from huggingface.co"
     )
     parser.add_argument("-hff", "--hf-file", metavar="NAME", help="file of that repository")
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT.gguf", help="file to write")
+    parser.add_argument(
+        "-o", "--output", type=_output, required=True, metavar="OUT.gguf", help="file to write"
+    )
     methods.module(method).add_arguments(parser.add_argument_group(f"size and quality (--method {method})"))
     text = parser.add_argument_group("calibration text")
     text.add_argument(
         "--calib",
         type=Path,
+        action="append",
         metavar="FILE",
-        help="a UTF-8 text like the ones you will ask about (default: prose, code, chats and hidden numbers "
-        "from your Python installation)",
+        help="a UTF-8 text like the ones you will ask about, repeatable (default: prose, code, chats and "
+        "hidden numbers from your Python installation)",
     )
     text.add_argument(
         "--calib-tokens",
@@ -133,6 +136,7 @@ def build_parser(method: str, prog: str) -> Parser:
 def _add_weights(group: Any) -> None:
     group.add_argument(
         "--outtype",
+        type=str.lower,
         choices=OUTTYPES,
         help="type of the weights (default: f16 for a checkpoint, unchanged for a GGUF)",
     )
@@ -143,6 +147,7 @@ def _add_weights(group: Any) -> None:
     )
     group.add_argument(
         "--factor-type",
+        type=str.lower,
         choices=FACTOR_TYPES,
         help="type of factors that replace K's and V's projections (default: the weights' own, q8_0 beside "
         "K-quants); other factors are f16, or f32",
@@ -170,6 +175,11 @@ def _add_finetune(group: Any) -> None:
         choices=("a", "ab"),
         help="train adapters on A alone, or on A and B (default ab)",
     )
+
+
+def _output(name: str) -> Path:
+    """A name that the runtime opens as well, whose names are UTF-8."""
+    return Path(text(name))
 
 
 def _device(text: str) -> str:
@@ -222,19 +232,41 @@ def _source(chosen: dict[str, Any]) -> Path:
 
 def parse(argv: Sequence[str], prog: str) -> Recipe:
     """Two passes: the method's name decides which options exist."""
+    argv = [re.sub("^--outfile(?==|$)", "--output", word) for word in argv]  # llama.cpp's name
     first = Parser(prog, add_help=False)
     first.add_argument("--method", default=None)
     method = first.parse_known_args(list(argv))[0].method or DEFAULT_METHOD
-    if method == DEFAULT_METHOD and any(word.split("=")[0] == "--keep" for word in argv):
-        by_rank = "--kv-budget SIZE, or a method that keeps a share of the dimensions (--method palu)"
-        raise ConvertError("--keep", by_rank, f"--method {method}")
-    chosen = vars(build_parser(method, prog).parse_args(list(argv)))
+    parser = build_parser(method, prog)
+    _require_method(parser, method, argv)
+    chosen = vars(parser.parse_args(list(argv)))
     chosen["source"] = _source(chosen)
     common = {name: chosen.pop(name) for name in _COMMON}
     if common["fisher_tokens"] is None:
         common["fisher_tokens"] = QUICK_TOKENS if chosen.get("quick") else FISHER_TOKENS
+    common["calib"] = tuple(common["calib"] or ())
     finetune = _finetune(chosen)
     return Recipe(options=chosen, finetune=finetune, **common)
+
+
+def _require_method(parser: Parser, method: str, argv: Sequence[str]) -> None:
+    """Raises ConvertError for an option of another method than this one."""
+    for word in argv:
+        name = word.split("=")[0]
+        if not name.startswith("--") or name in parser._option_string_actions:
+            continue
+        theirs = [other for other in methods.names() if name in options_of(other)]
+        if theirs:
+            wanted = f"--method {theirs[0]}" if len(theirs) == 1 else f"a method of {', '.join(theirs)}"
+            if (name, method) == ("--keep", DEFAULT_METHOD):
+                wanted = "--kv-budget SIZE, or a method that keeps a share of the dimensions (--method palu)"
+            raise ConvertError(name, wanted, f"--method {method}")
+
+
+def options_of(method: str) -> set[str]:
+    """The names of a method's own options."""
+    parser = Parser(method, add_help=False)
+    methods.module(method).add_arguments(parser)
+    return set(parser._option_string_actions)
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "latentkv convert") -> int:

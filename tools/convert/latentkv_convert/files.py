@@ -39,13 +39,13 @@ def check(recipe: Recipe) -> None:
     Raises:
         ConvertError: a text that is not there; an output that is no regular file, or that is read.
     """
-    texts = {} if recipe.calib is None else {"--calib": recipe.calib}
+    texts = [("--calib", path) for path in recipe.calib]
     if recipe.finetune is not None:
-        texts["--finetune"] = recipe.finetune.text
-    for option, text in texts.items():
+        texts.append(("--finetune", recipe.finetune.text))
+    for option, text in texts:
         _check_text(option, text)
     times = recipe.options.get("gpu_times")
-    read = [*texts.values(), *([] if times is None else [times])]
+    read = [*(text for _, text in texts), *([] if times is None else [times])]
     for path in recipe.outputs:
         target = Path(os.path.realpath(path))
         if not target.parent.is_dir():

@@ -272,6 +272,11 @@ class ModelSpec:
     def has_experts(self) -> bool:
         return self.block.ffn in ("experts", "plain_experts", "gated_and_experts")
 
+    @property
+    def n_embd_expert(self) -> int:
+        """Numbers that an expert reads and writes."""
+        return int(self.keys.get("moe_latent_size") or self.n_embd)
+
     def norms_whole(self, side: str) -> bool:
         """Whether Q or K is normed over all its heads together; a single head has a norm of its own."""
         return self.whole_norms and (self.n_head if side == "q" else self.n_kv) > 1

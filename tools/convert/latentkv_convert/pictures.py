@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ def check_plot() -> None:
     ConvertError: matplotlib is not installed.
     """
     try:
-        need("matplotlib")
+        _pyplot()
     except ConvertError as error:
         raise ConvertError(
             "plot", "matplotlib for the map", str(error), "install it or pass --no-plot"
@@ -27,6 +28,9 @@ def check_plot() -> None:
 
 
 def _pyplot() -> Any:
+    os.environ["MPLBACKEND"] = (
+        "agg"  # pictures are files; what a notebook or a desktop asks for may be missing
+    )
     need("matplotlib").use("Agg")
     return need("matplotlib.pyplot")
 

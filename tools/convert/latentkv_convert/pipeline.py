@@ -12,9 +12,9 @@ from latentkv.console.whole import Whole
 
 from . import calibrate, course, files, pictures, report
 from .compute.arithmetic import host_threads
-from .errors import Interrupted
+from .errors import ConvertError, Interrupted
 from .ir import Plan
-from .plan import methods, unmeasured
+from .plan import forecast, methods, unmeasured
 from .recipe import Recipe
 from .source.open_source import open_source
 from .weights.encoding import Encoding
@@ -43,6 +43,8 @@ def convert(recipe: Recipe) -> report.Report:
 def _converted(recipe: Recipe) -> report.Report:
     source = open_source(recipe.source, recipe.pre)
     base = sidecar.base_keys(recipe) if recipe.sidecar else None
+    if recipe.sidecar and source.factors:
+        raise ConvertError("--sidecar", "a GGUF whose weights have no factors", "NVFP4", "leave it out")
     spec, outtype = source.spec, recipe.outtype or source.outtype
     if source.note:
         print(source.note, file=sys.stderr)
@@ -59,10 +61,17 @@ def _converted(recipe: Recipe) -> report.Report:
     needs = method.needs or (("activations",) if important else ())
     n_choices = len(getattr(method, "groupings", ("one",)))
     steps = course.steps(recipe, source, needs, getattr(method, "n_checked", 0), n_choices)
+    if needs and recipe.device != "cpu":  # before a text is read for it
+        from .calibrate.stream import torch_device  # imports torch
+
+        torch_device(recipe.device)
     with Whole(steps) as whole:
         whole.begin(course.READ if needs else course.CHOOSE)
         stats, sample = calibrate.collect(method.needs, recipe, source, important)
         importance = stats.pop("activations", None)
+        n_checked = getattr(method, "n_checked", 0)
+        if n_checked and sample is not None:
+            forecast.warn_of_one_window(sample)
         with _resumable(recipe.cache and (bool(stats) or importance is not None)):
             work = Work(
                 source,
@@ -78,7 +87,7 @@ def _converted(recipe: Recipe) -> report.Report:
             )
             plan = methods.planned(method, work)
             check.check_plan(plan, spec)
-            plan = _polished(recipe, work, plan, getattr(method, "n_checked", 0))
+            plan = _polished(recipe, work, plan, n_checked)
             work.kept.clear()
             trained, recovery = _finetuned(recipe, work, plan)
             size, added = _write(recipe, work, plan, trained, own_keys, base)
@@ -128,6 +137,9 @@ def _write(
     replaced = mla.replaced(work, plan)
     kept = [each for each in rest if each.name not in replaced]
     tensors = [encoding.settled(each) for each in (*kept, *paths.tensors(work, plan, trained))]
+    remade = {each.name for each in tensors if each.stored is None}  # with its factor, if it has one
+    left_out = {factor for weight, factor in source.factors.items() if weight in remade}
+    tensors = [each for each in tensors if each.name not in left_out]
     full = full_bytes.total(source, encoding, rest)
     added = sum(map(encoding.n_bytes, tensors)) - full
     entries = {**own_keys, **keys.of_cache(plan, work), **keys.of_sample(work.sample)}

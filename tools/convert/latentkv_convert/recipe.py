@@ -33,7 +33,7 @@ class Recipe:
     factor_type: str | None = None  # of A; None: that of the weights
     imatrix: bool | None = None  # for K-quants; None: where there is a text
     sidecar: bool = False  # only what a latent cache adds to the source, a GGUF
-    calib: Path | None = None
+    calib: tuple[Path, ...] = ()  # texts, read as one
     calib_tokens: int = 65536
     calib_window: int = 2048
     fisher_tokens: int = 32768  # a quarter with --quick, where none are asked for

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from latentkv.console.terminal import Block, table
 from latentkv.plan.formats import COMPARED
+from latentkv.quantities import digits
 
 from .fuse import center
 from .ir import OF_VALUE, SIDES, ModelSpec, Plan, SidePlan
@@ -183,9 +184,11 @@ class Report:
         lines = [f"whole cache: {size}, {share}, with {exact}"]
         lines.append(f"weights: {self.added_weight_bytes / 2**20:+.1f} MiB, the factors")
         if (seen := self.plan.forecast) is not None:
-            error = "" if math.isnan(seen.error) else f" ± {seen.error:.1g}"
-            held = f"measured on {seen.n_windows} held-back window{'s' * (seen.n_windows != 1)}"
-            lines.append(f"expected divergence: {seen.kld:.2g}{error} nats per token ({held})")
+            error = "" if math.isnan(seen.error) else f" ± {digits(seen.error, 1)}"
+            held = "predicted, not measured: more is lost"
+            if seen.n_windows:
+                held = f"measured on {seen.n_windows} held-back window{'s' * (seen.n_windows != 1)}"
+            lines.append(f"expected divergence: {digits(seen.kld, 2)}{error} nats per token ({held})")
         if (trained := self.plan.polished) is not None:
             of = f"factors of step {trained.kept} of {trained.steps}"
             lines.append(f"polished: {trained.share:.0%} of the loss is left ({of})")

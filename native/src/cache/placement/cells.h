@@ -62,6 +62,8 @@ public:
     // alone, beside other sequences one in a run that the first of these has to itself, as far as there are such runs: kernels that attend to
     // one sequence then read few slots of others. Precondition: n_free() > 0.
     int find_free(uint64_t mask);
+    // The lowest in any case.
+    int lowest_free();
     // A given slot holds this token now, whatever it held; without sequences it is free.
     void put(int slot, const Token& token);
     void release(int slot) { put(slot, {-1, 0}); }
@@ -88,7 +90,6 @@ private:
     void remove(int seq, int32_t pos);
     void scan(int seq) const;  // makes a holding exact
     void occupy(int slot);
-    int lowest_free();  // first slot of a block
     // Where the sequence's last run goes on, or else a run begins; -1: nowhere.
     int find_in_run(int seq);
     int& remembered(int seq, int32_t pos) const {

@@ -152,7 +152,9 @@ bool Eviction::exchange(const Leaving& leaving, std::span<const Arrival> arrival
         some_went = some_went || !leaving[il].empty();
         for (const int slot : leaving[il]) layer.cells.release(slot);
         for (const Arrival& arrival : arrivals) {
-            const int slot = layer.cells.claim({arrival.pos, bit(arrival.seq)});
+            // The lowest: a rounding may decide what goes, so the order of a sequence's sums must not depend on other sequences.
+            const int slot = layer.cells.lowest_free();
+            layer.cells.put(slot, {arrival.pos, bit(arrival.seq)});
             layer.mass[static_cast<size_t>(slot)] =
                 arrival.recent < 0 ? first_mass(arrival.seq) : layer.recent[static_cast<size_t>(arrival.recent)];
             layer.entered.push_back(slot);

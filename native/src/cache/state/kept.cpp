@@ -57,7 +57,7 @@ bool get_layer(ByteReader& in, int layer, int to_seq, Accept accept, Placement& 
         const auto seq = in.get<uint64_t>();
         const auto mass = in.get<float>();
         if (to_seq >= 0) {
-            slot = cells.find_free(bit(to_seq));
+            slot = cells.lowest_free();
         } else if ((seq & ~known) != 0) {
             fail("state", "expected sequences of the mask ", known, " in layer ", layer, "; got ", seq);
         }

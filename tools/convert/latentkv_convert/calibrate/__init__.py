@@ -21,7 +21,7 @@ from ..course import deep_window
 from ..ir import Array
 from ..recipe import Recipe
 from ..source.source import Source
-from .sample import Encoded, Sample, encode, read_text
+from .sample import Encoded, Sample, encode, read_texts
 from .saved.journal import Journal
 from .saved.store import Layers, Pass, Store
 
@@ -62,8 +62,8 @@ def collect(
 
 def _texts(recipe: Recipe, source: Source) -> tuple[Encoded, Encoded | None]:
     """What --calib names, or the mix and its part of other documents, to check a plan on."""
-    if recipe.calib is not None:
-        return encode(read_text(recipe.calib), source), None
+    if recipe.calib:
+        return encode(read_texts(recipe.calib), source), None
     from .text import chats, mix
 
     own = "--calib FILE fits the file to a text of yours"

@@ -22,10 +22,12 @@ def mixed(live: Any, spec: ModelSpec, x: Tensor, routed: Tensor) -> Tensor:
     factors = live._modules.get("ffn_down_exps_scale")
     if factors is not None:
         weights = weights * factors.weight[chosen]
-    total = torch.zeros_like(x)
+    narrow, wide = (live._modules.get(f"ffn_latent_{name}") for name in ("down", "up"))
+    read = x if narrow is None else narrow(x)
+    total = torch.zeros_like(read)
     for expert in chosen.unique().tolist():
         tokens, slots = (chosen == expert).nonzero(as_tuple=True)
-        own = x[tokens]
+        own = read[tokens]
         if spec.block.ffn == "plain_experts":
             y = live.activated(live.ffn_up_exps(own, expert))
             total = total.index_add(0, tokens, live.ffn_down_exps(y, expert) * weights[tokens, slots, None])
@@ -37,6 +39,7 @@ def mixed(live: Any, spec: ModelSpec, x: Tensor, routed: Tensor) -> Tensor:
         y = live.gated(gate, up)
         y = live.ffn_down_exps(y, expert) * weights[tokens, slots, None]
         total = total.index_add(0, tokens, y)
+    total = total if wide is None else wide(total)
     return total if live._modules.get("ffn_up_shexp") is None else total + _shared(live, x)
 
 

@@ -118,6 +118,11 @@ def read_text(path: Path, option: str = "--calib") -> str:
     return text
 
 
+def read_texts(paths: Sequence[Path], option: str = "--calib") -> str:
+    """Several texts as one, in their order."""
+    return "\n\n".join(read_text(path, option) for path in paths)
+
+
 def _thin(text: str) -> str:
     if len(text) <= _MAX_CHARS:
         return text

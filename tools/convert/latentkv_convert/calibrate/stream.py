@@ -59,7 +59,7 @@ class LayerStream:
         self.source, self.label, self.reduced, self.kept = source, label, reduced, kept or Kept()
         self.journal = journal or Journal(source.spec.n_layer)
         self.spec: ModelSpec = source.spec
-        self.device = _device(device)
+        self.device = torch_device(device)
         self._reader = ThreadPoolExecutor(1)
         self._ahead: dict[int, Future[Layer]] = {}
         self.tokens = torch.from_numpy(tokens)
@@ -269,12 +269,12 @@ def added(total: dict[str, Tensor], found: Mapping[str, Tensor]) -> None:
         total[name] = total[name].add_(sums) if name in total else sums
 
 
-def _device(name: str) -> torch.device:
+def torch_device(name: str) -> torch.device:
+    """Raises ConvertError for one that torch cannot use."""
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ConvertError(
-            "--device", "a device that torch can use", f"{name} ({str(error).splitlines()[0]})"
-        ) from None
+        why = str(error).splitlines()[0].split(". ")[0][:120]
+        raise ConvertError("--device", "a device that torch can use", f"{name} ({why})") from None
     return device

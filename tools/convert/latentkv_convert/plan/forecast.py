@@ -49,6 +49,14 @@ def held_back(sample: Sample, n: int = CHECKED) -> NDArray[np.int64]:
     return np.concatenate([sample.spare, own])[:n]
 
 
+def warn_of_one_window(sample: Sample) -> None:
+    """One line, where a text is so short that nothing of it is left to check a plan on."""
+    if not len(held_back(sample)):
+        size = sample.tokens.shape[1]
+        hint = "choose a longer text, more --fisher-tokens or a smaller --calib-window"
+        warn("--calib", f"two windows of {size} tokens or more, one to check the plan on", "one", hint)
+
+
 def fitted(sample: Sample) -> NDArray[np.int64]:
     """[n, window] that statistics have seen."""
     from ..calibrate import copies
@@ -74,10 +82,9 @@ class Check:
         self._nats: dict[bytes, float] = {}  # of that plan, by window: a token's
 
     def measured(self, plan: Plan, predicted: float) -> Forecast:
-        """Mean divergence KL(uncompressed ‖ plan) over the windows, with its standard error."""
+        """Mean divergence KL(uncompressed ‖ plan) over the windows, with its standard error; the prediction
+        where there is no window."""
         if not len(self.held):
-            expected = "two windows or more, one to check the plan on"
-            warn("--fisher-tokens", expected, "one", "the forecast is the prediction")
             return Forecast(predicted, predicted, float("nan"), 0)
         per_window = self.divergences(plan, self.held)
         n = len(per_window)

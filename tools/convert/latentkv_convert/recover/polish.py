@@ -19,7 +19,7 @@ from torch import Tensor
 
 from latentkv.console.progress import stage
 
-from ..calibrate.sample import cut, encode, read_text
+from ..calibrate.sample import cut, encode, read_texts
 from ..compute.arithmetic import model_arithmetic
 from ..course import POLISH
 from ..errors import ConvertError, warn
@@ -66,7 +66,7 @@ def texts(recipe: Recipe, work: Work, n_checked: int) -> tuple[Windows, list[Win
 
     assert work.sample is not None
     render = chats.renderer(work.source)
-    own = mix.text(render) if recipe.calib is None else read_text(recipe.calib)
+    own = read_texts(recipe.calib) if recipe.calib else mix.text(render)
     size = work.sample.tokens.shape[1]
     checked = held_back(work.sample, n_checked)
     spare = [window for window in work.sample.spare if not (window == checked).all(1).any()]

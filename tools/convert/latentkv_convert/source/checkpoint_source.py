@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ class _Place:
 class CheckpointSource:
     outtype = "f16"
     beside = ()
+    factors: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, directory: Path, pre: str | None = None) -> None:
         self.checkpoint = Checkpoint(directory)
@@ -166,7 +168,7 @@ class CheckpointSource:
         role, expected = "ffn_up.weight", [n_ff[first] if isinstance(n_ff, list) else n_ff, n_embd]
         n_dense = int(keys["leading_dense_block_count"]) if self.spec.dense_tensors else 0
         if self.spec.block.ffn in ("experts", "plain_experts"):
-            of_experts = [keys["expert_count"], keys["expert_feed_forward_length"], n_embd]
+            of_experts = [keys["expert_count"], keys["expert_feed_forward_length"], self.spec.n_embd_expert]
             self._check_shape("ffn_up_exps.weight", max(n_dense, first), of_experts)
             if n_dense == 0:
                 return

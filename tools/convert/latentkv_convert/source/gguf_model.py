@@ -21,7 +21,6 @@ _OURS = "latentkv."
 # What a plain file of ours says; any other key belongs to a latent cache.
 _PLAIN = {KEYS[name] for name in ("version", "source_method", "source_recipe", "rope_dynamic_factor")}
 _FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-_NVFP4 = (".scale", ".input_scale")  # factors of weights and of their inputs
 _FUSED = "ffn_gate_up_exps.weight"
 _NUMBERS = {
     "rope.scaling.attn_factor": limits.ATTENTION_FACTOR,
@@ -193,6 +192,19 @@ def _without_absent_bias(parts: GgufParts, spec: ModelSpec) -> tuple[TensorRole,
     return tuple(role for role in spec.recurrent_tensors if not (absent and role.target == "ssm_conv1d.bias"))
 
 
+def factors(parts: GgufParts, spec: ModelSpec) -> dict[str, str]:
+    """Weights of the trunk -> their factors (NVFP4), which products with them are multiplied with."""
+    found, end = {}, ".scale"
+    own = {role.target for layer in range(spec.n_layer) for role in spec.tensors_of(layer)}
+    others = set(behind(parts, spec))
+    for name in parts.names():
+        weight = f"{name.removesuffix(end)}.weight"
+        role = name.split(".", 2)[2] if name.startswith("blk.") else name
+        if name.endswith(end) and weight in parts and name not in others and role not in own:
+            found[weight] = name
+    return found
+
+
 def behind(parts: GgufParts, spec: ModelSpec) -> list[str]:
     """Names of tensors in blocks after the decoder's layers, which predict further tokens."""
     begins = tuple(prefix(layer) for layer in range(spec.n_layer, int(spec.keys["block_count"])))
@@ -234,11 +246,18 @@ def _check_tensors(parts: GgufParts, spec: ModelSpec, where: str) -> None:
             continue
         if got != shape and not ("shexp" in name and got == (1, *shape)):
             raise ConvertError(f"{where}: {name}", f"shape {list(shape)}", str(list(got)))
-    known = {*expected, *spec.extra_tensors, *behind(parts, spec)}
+    of_weights = factors(parts, spec)
+    for weight, name in of_weights.items():
+        shape = parts.info(weight).shape
+        if parts.info(name).type != "f32" or parts.info(name).shape != (shape[0] if len(shape) > 2 else 1,):
+            found = f"{list(parts.info(name).shape)} in {parts.info(name).type}"
+            raise ConvertError(f"{where}: {name}", f"a factor of {weight} in f32", found)
+    # what llama.cpp's GPU code may round activations with
+    inputs = {name.replace(".scale", ".input_scale") for name in of_weights.values()}
+    known = {*expected, *spec.extra_tensors, *behind(parts, spec), *of_weights.values(), *inputs}
     for name in parts.names():
         if name not in known:
-            hint = "use a file of another quantization" if name.endswith(_NVFP4) else ""
-            raise ConvertError(where, f"tensors of the {spec.gguf_arch} architecture", name, hint)
+            raise ConvertError(where, f"tensors of the {spec.gguf_arch} architecture", name)
 
 
 def _shape(spec: ModelSpec, role: str, layer: int = 0) -> tuple[int, ...]:
@@ -249,6 +268,9 @@ def _shape(spec: ModelSpec, role: str, layer: int = 0) -> tuple[int, ...]:
         n_ff = _shared_width(spec)
         shapes = {"ffn_gate_inp_shexp": (spec.n_embd,), "ffn_down_shexp": (spec.n_embd, n_ff)}
         return shapes.get(stem, (n_ff, spec.n_embd))
+    if stem.startswith("ffn_latent"):
+        shape = (spec.n_embd_expert, spec.n_embd)
+        return shape if stem == "ffn_latent_down" else shape[::-1]
     if stem.startswith("ffn_gate_inp") or stem.endswith(("_exps", "exp_probs_b")):
         return _expert_shape(spec, stem, leaf)
     brought = int(spec.keys.get("embedding_length_per_layer_input", 0))
@@ -297,6 +319,6 @@ def _expert_shape(spec: ModelSpec, stem: str, leaf: str) -> tuple[int, ...]:
         return (spec.n_embd if stem == "ffn_gate_inp" else n_expert,)
     if stem == "ffn_gate_inp":
         return (n_expert, spec.n_embd)[: 2 if leaf == "weight" else 1]
-    rows, columns = (spec.n_embd, n_ff) if stem == "ffn_down_exps" else (n_ff, spec.n_embd)
+    rows, columns = (spec.n_embd_expert, n_ff) if stem == "ffn_down_exps" else (n_ff, spec.n_embd_expert)
     rows *= 2 if stem == "ffn_gate_up_exps" else 1
     return (n_expert, rows, columns)[: 3 if leaf == "weight" else 2]

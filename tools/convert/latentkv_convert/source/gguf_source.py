@@ -21,6 +21,7 @@ from .gguf_blocks import block_of, dequantized
 from .source import Stored
 
 _OURS = "latentkv."
+_PARTS = ("attn_k.", "attn_v.", "attn_qkv.")
 _NOT_COPIED = ("general.architecture", "general.alignment")  # of the written file
 
 
@@ -29,6 +30,7 @@ class GgufSource:
         self._parts = LaterParts(path)
         self._where = path.name
         self.spec: ModelSpec = gguf_model.model_spec(self._parts, self._where)
+        self.factors = gguf_model.factors(self._parts, self.spec)
         self.outtype = self._precision()
         gguf_vocabulary.check(self._parts.values, self._where)
 
@@ -67,6 +69,8 @@ class GgufSource:
         name, rows = self._place(role, layer)
         found = dequantized(self._raw(name, rows), self._parts.info(name).type, name)
         array = found.reshape(self.shape(role, layer))
+        if name in self.factors:
+            array = array * self._factor(name).reshape(-1, *[1] * (array.ndim - 1))
         floats.check_finite(array, name)
         order = self._transformers_order(role.partition(".")[0], layer)
         return array if order is None else array[order]
@@ -76,8 +80,14 @@ class GgufSource:
         block, size = block_of(info.type)
         begin, end = part.start // block, -(-part.stop // block)
         found = dequantized(raw[:, begin * size : end * size], info.type, role)
+        if role in self.factors:
+            found = found * self._factor(role)
         floats.check_finite(found, role)
         return found[:, part.start - begin * block : part.stop - begin * block]
+
+    def _factor(self, weight: str) -> F32:
+        """[1], or of each expert."""
+        return self._parts.raw(self.factors[weight]).view(np.float32).reshape(-1)
 
     def _raw(self, name: str, rows: slice) -> Array:
         """The bytes of some rows, or of some values of a vector (a bias)."""
@@ -102,19 +112,26 @@ class GgufSource:
 
     def stored(self, role: str, layer: int | None = None) -> Stored | None:
         name, rows = self._place(role, layer)
-        if name not in self._parts:
+        is_made = name in self.factors and self._is_part(name)  # with its factor
+        if name not in self._parts or is_made:
             return None
         return Stored(self._parts.info(name).type, partial(self._raw, name, rows))
 
     @cached_property
     def beside(self) -> tuple[str, ...]:
-        return tuple(gguf_model.behind(self._parts, self.spec))
+        kept = [name for name in self.factors.values() if not self._is_part(name)]
+        return (*gguf_model.behind(self._parts, self.spec), *kept)
+
+    def _is_part(self, name: str) -> bool:
+        """Of K or V, or of Q beside them."""
+        layer, _, role = name.removeprefix("blk.").partition(".")
+        return name.startswith("blk.") and self.spec.attends(int(layer)) and role.startswith(_PARTS)
 
     @property
     def note(self) -> str:
-        if not self.beside:
-            return ""
         n_blocks = int(self.spec.keys["block_count"]) - self.spec.n_layer
+        if not gguf_model.behind(self._parts, self.spec):
+            return ""
         blocks = f"{n_blocks} block{'s' * (n_blocks > 1)} behind the {self.spec.n_layer} layers"
         return f"{blocks} (multi-token prediction): left as they are, and not used"
 

@@ -26,6 +26,11 @@ class Source(Protocol):
     outtype: str  # of weights that are computed, where no other is asked for
 
     @property
+    def factors(self) -> Mapping[str, str]:
+        """Weights -> tensors that products with them, as they are stored, are multiplied with."""
+        ...
+
+    @property
     def beside(self) -> tuple[str, ...]:
         """Names of tensors outside the layers that are copied as they are stored."""
         ...

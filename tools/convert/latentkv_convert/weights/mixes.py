@@ -88,8 +88,8 @@ def measures_importance(recipe: Recipe, outtype: str) -> bool:
             option = "--imatrix" if recipe.imatrix else "--no-imatrix"
             raise ConvertError(option, f"--outtype {', '.join(BASE)} beside it", f"--outtype {outtype}")
         return False
-    if recipe.imatrix is not False and recipe.calib is None:
+    if recipe.imatrix is not False and not recipe.calib:
         if recipe.imatrix:
             raise ConvertError("--imatrix", "a text to measure it on, --calib FILE", "none")
         warn("--calib", f"a text for the importance matrix of {outtype}", "none", "quantized without one")
-    return recipe.imatrix is not False and recipe.calib is not None
+    return recipe.imatrix is not False and bool(recipe.calib)

@@ -31,11 +31,11 @@ export function showCache(cache, props) {
   byId("held").textContent = `${integer(cache.n_used)} of ${integer(cache.n_ctx)}`;
   const told = [
     `${bytes(now)} of ${bytes(cache.total)}`,
-    `${percent(rows, f16)} of f16`,
+    rows === f16 ? "" : `${percent(rows, f16)} of f16`,
     `${integer(cache.n_used)} of ${integer(cache.n_ctx)} tokens`,
-  ];
+  ].filter(Boolean);
   byId("cache-line").textContent = told.join(" · ");
-  byId("bytes-line").replaceChildren(...told.map((part, at) => el("span", {}, at ? "· " : "", part, " ")));
+  byId("bytes-line").replaceChildren(...told.map((part, at) => el("span", {}, part, at < told.length - 1 ? " · " : "")));
   byId("implementation").textContent = props.cache.implementation;
 }
 

@@ -7,7 +7,7 @@ import { unfold } from "./folds.js";
 import { byId } from "../parts/dom.js";
 import { openByDefault } from "../parts/sides.js";
 import { showPlan } from "./plan.js";
-import { bytes, integer, parameters } from "../parts/units.js";
+import { bytes, integer, parameters, unbroken } from "../parts/units.js";
 
 const BUSY = 1000; // ms between looks
 const IDLE = 5000;
@@ -56,19 +56,19 @@ function opened(found) {
 }
 
 function showModel(props) {
-  byId("model").textContent = props.model_alias;
+  byId("model").textContent = byId("welcome-model").textContent = props.model_alias;
   const facts = [
     props.architecture,
     `${parameters(props.n_params)} parameters`,
     `${props.n_layer} layers`,
     `weights ${bytes(props.size)}`,
   ];
-  byId("facts").textContent = facts.filter(Boolean).join(" · ");
+  byId("facts").textContent = facts.filter(Boolean).map(unbroken).join(" · ");
   const { per_token, f16_per_token } = props.cache;
   byId("welcome-cache").textContent =
     per_token < f16_per_token
       ? `A token takes ${bytes(per_token)} of its cache; in f16 it would take ${bytes(f16_per_token)}.`
-      : `A token takes ${bytes(per_token)} of its cache, which is not compressed.`;
+      : `A token takes ${bytes(per_token)} of its cache.`;
   const many = props.total_slots === 1 ? "one conversation" : `${props.total_slots} conversations at once`;
   byId("welcome-context").textContent = `${integer(props.n_ctx)} tokens of context for ${many}.`;
 }

@@ -27,4 +27,7 @@ export function parameters(count) {
   return count >= 1e6 ? `${Math.round(count / 1e6)} M` : `${Math.round(count / 1e3)} K`;
 }
 
+/** The text in one line, whatever the width. */
+export const unbroken = (text) => text.replaceAll(" ", "\u00a0");
+
 export const tokens = (count) => (count === 1 ? "1 token" : `${integer(count)} tokens`);

@@ -175,7 +175,7 @@ def writing(root: Path | None) -> Iterator[None]:
     except OSError as error:
         place = "a temporary file" if root is None else str(root)
         hint = "" if root is None else "set XDG_CACHE_HOME or pass --no-cache"
-        why = error.strerror or str(error)
+        why = error.strerror or "a file that is cut short, as on a full disk"  # numpy's own has no number
         raise ConvertError("cache", f"to write {place}", why, hint) from None
 
 

@@ -29,8 +29,8 @@ SAID = 16 << 20  # from so many on, it is said that they are kept
 
 def cache_root() -> Path:
     """$XDG_CACHE_HOME/latentkv or ~/.cache/latentkv."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "latentkv"
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))  # by XDG's rules a relative one does not count
+    return (base if base.is_absolute() else Path.home() / ".cache") / "latentkv"
 
 
 class Store:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .... import limits
 from ....errors import ConvertError
 from ....ir import BlockSpec, ModelSpec, Projection, TensorRole
 from ...stock import Stock
@@ -69,7 +70,6 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     for name in ("attention_bias", "mlp_bias", "mamba_proj_bias", "use_bias"):
         require(config, name, False, False)
     require(config, "mlp_hidden_act", "relu2", "relu2")
-    require(config, "moe_latent_size", None, None)
     require(config, "sliding_window", None, None)
     kinds = kinds_of(config)
     if "mlp" in kinds and "moe" in kinds:
@@ -134,10 +134,19 @@ def _ffn() -> tuple[TensorRole, ...]:
     return tuple(TensorRole(f"mixer.{name}_proj.weight", f"ffn_{name}.weight") for name in ("up", "down"))
 
 
+def _latent_size(config: Mapping[str, Any]) -> int:
+    """Of what experts read and write, where that is not the hidden state; else 0."""
+    return int(
+        limits.number("config.json", "moe_latent_size", config.get("moe_latent_size") or 0, 0, 1 << 20)
+    )
+
+
 def _experts(config: Mapping[str, Any]) -> tuple[TensorRole, ...]:
     n_expert = int(config["n_routed_experts"])
     names = ("up", "down")
+    around = (("fc1", "down"), ("fc2", "up")) if _latent_size(config) else ()
     return (
+        *(TensorRole(f"mixer.{name}_latent_proj.weight", f"ffn_latent_{to}.weight") for name, to in around),
         TensorRole("mixer.gate.weight", "ffn_gate_inp.weight", "vector"),
         TensorRole("mixer.gate.e_score_correction_bias", "exp_probs_b.bias", "vector"),
         *(
@@ -158,6 +167,7 @@ def _expert_keys(config: Mapping[str, Any], n_ff: int) -> dict[str, Any]:
         **expert_keys(int(config["n_routed_experts"]), int(config["num_experts_per_tok"]), n_ff),
         "expert_shared_feed_forward_length": int(config["moe_shared_expert_intermediate_size"]),
         "expert_shared_count": n_shared,
+        **({"moe_latent_size": _latent_size(config)} if _latent_size(config) else {}),
         "expert_gating_func": _SIGMOID,
         "expert_weights_norm": bool(config.get("norm_topk_prob", True)),
         "expert_weights_scale": float(config.get("routed_scaling_factor", 1.0)),
@@ -201,6 +211,7 @@ def _expert_config(stock: Stock, n_expert: int, width: int) -> dict[str, Any]:
         "n_routed_experts": n_expert,
         "num_experts_per_tok": stock.whole("expert_used_count", 1, 4096),
         "moe_intermediate_size": n_ff,
+        "moe_latent_size": stock.whole("moe_latent_size", 0, 1 << 20, 0),
         "moe_shared_expert_intermediate_size": stock.whole(
             "expert_shared_feed_forward_length", 1, 1 << 22, n_ff
         ),

@@ -1,4 +1,4 @@
-"""nemotron_h_moe: Nemotron 3 Nano.
+"""nemotron_h_moe: Nemotron 3 Nano and Super.
 
 As nemotron_h, with experts in its FFNs, and one that every token has."""
 
