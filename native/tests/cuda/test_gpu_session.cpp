@@ -1092,6 +1092,10 @@ int main(int argc, char** argv) {
         prompt.options.sink = prompt.options.recent = -1;
         prompt.options.kv = "f16";
         if (shape.encoded != Shape::random) compare(file, prompt);
+        prompt.name += " beside a longer window";
+        prompt.prompt = 250;
+        prompt.options.recent = 200;
+        if (shape.encoded != Shape::random && shape.k_path == std::string("rotated")) compare(file, prompt);
         if (shape.k_path == std::string("full") && shape.v_path == std::string("full")) {
             Combination rotated = none;
             rotated.name = "full/full, rotated rows in q4_0";

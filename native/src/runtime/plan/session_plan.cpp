@@ -95,7 +95,7 @@ EvictOptions parse_evict(const SessionOptions& options, const KvCacheOptions& ca
 
 // Whether tokens of a long ubatch may attend to each other's rows before these are stored: on a GPU, where exact rows are full ones.
 bool sees_own_rows(const Model& model, const KvCacheOptions& cache) {
-    return model.n_host_layers() == 0 && cache.recent <= longest_exact_ubatch && cache.recent_ratio == 0 &&
+    return model.n_host_layers() == 0 && cache.recent <= longest_exact_ubatch_on_gpu && cache.recent_ratio == 0 &&
            std::all_of(model.cache_spec().layers.begin(), model.cache_spec().layers.end(),
                        [](const LayerCacheSpec& layer) { return layer.exact_is_full() || !layer.has_rows(); });
 }
