@@ -21,6 +21,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT = 1800  # seconds of a test: its limit in the suite is for programs without a sanitizer
+SOAK = {
+    "LATENTKV_SOAK_OPERATIONS": "100",
+    "LATENTKV_SOAK_SECONDS": "1",
+}  # a quarter of the suite's, ten times slower
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ SANITIZERS = {
             "--deselect=tests/promise/test_cache.py::test_quantized_decode_equals_prefill",
         ),
         environment={
+            **SOAK,
             "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1:allocator_may_return_null=1",
             "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
         },
@@ -71,7 +76,7 @@ SANITIZERS = {
             "tests/python/llama/test_threads.py",
             "tests/server/engine/test_meanwhile.py",
         ),
-        environment={"TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1"},
+        environment={**SOAK, "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1"},
     ),
 }
 

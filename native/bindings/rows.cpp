@@ -1,4 +1,4 @@
-// Rows as the cache stores them, for who measures or forecasts.
+// Rows as the cache stores them, for code that measures or forecasts.
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 

@@ -19,6 +19,7 @@ from soak import Setting, Soak
 
 SECONDS = float(os.environ.get("LATENTKV_SOAK_SECONDS", "24"))
 SEED = int(os.environ.get("LATENTKV_SOAK_SEED", "0"))
+OPERATIONS = int(os.environ.get("LATENTKV_SOAK_OPERATIONS", "400"))  # of one seed
 WINDOW = 48
 PALU = ("--method", "palu", "--keep", "0.5", "--group", "2", "--outtype", "f32")
 PLAIN = ("--method", "none", "--outtype", "f32")
@@ -79,7 +80,7 @@ def test_sequences_stay_what_they_are(case: str, converted: Any, windowed: Path,
     seed, n = SEED, 0
     while seed == SEED or time.monotonic() < end:
         soak = Soak(opened, setting, seed)
-        for i in range(400):
+        for i in range(OPERATIONS):
             try:
                 soak.step()
                 if i % 10 == 9:
@@ -88,5 +89,5 @@ def test_sequences_stay_what_they_are(case: str, converted: Any, windowed: Path,
                 raise
             except BaseException as error:
                 raise AssertionError(f"seed {seed}, operation {i} of {dict(soak.done)}: {error}") from error
-        seed, n = seed + 1, n + 400
+        seed, n = seed + 1, n + OPERATIONS
     print(f"{case}: {n} operations, seeds {SEED} to {seed - 1}")

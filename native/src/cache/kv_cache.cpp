@@ -25,7 +25,7 @@ void check_eviction(const KvCacheOptions& options) {
     }
 }
 
-// Bytes of one sequence's states, in those of these layers that are recurrent.
+// Bytes of one sequence's states, in the recurrent ones of these layers.
 size_t state_bytes(const HParams& hparams, int first_layer, int end_layer) {
     size_t bytes = 0;
     for (int il = first_layer; il < end_layer; il++) {
@@ -52,8 +52,8 @@ KvCache::KvCache(const HParams& hparams, const CacheSpec& spec, const KvCacheOpt
         f16_bytes_ += sides * 2.0 * hparams.heads_of(il).width() * placement_.cells_of_rows(held).capacity();
     }
     if (!allocate) return;
-    rows_
-        .allocate();  // first: their pages are untouched, and a system that refuses them does so before any cell is written
+    // Rows first: their pages stay untouched, and a system that refuses them does so before any cell is written.
+    rows_.allocate();
     placement_.allocate();
 }
 

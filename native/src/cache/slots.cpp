@@ -42,8 +42,10 @@ CacheSlots count_slots(const KvCacheOptions& options, std::span<const int> windo
 
 void shorten_ubatches(PlacementOptions& options, bool sees_own_rows, bool on_gpu) {
     if (!options.keeps_recent()) return;
-    const int own = std::max(longest_exact_ubatch, options.recent);  // longer ones leave no older token in the recent region
-    const int longest = sees_own_rows ? own : on_gpu ? longest_exact_ubatch_on_gpu : longest_exact_ubatch;
+    // a longer one brings a whole window of exact tokens, beside those that have not left yet
+    const int longest = sees_own_rows ? std::max(longest_exact_ubatch, options.recent)
+                        : on_gpu      ? longest_exact_ubatch_on_gpu
+                                      : longest_exact_ubatch;
     options.exact_ubatch = std::min(options.n_ubatch, longest);
     if (!sees_own_rows) options.n_ubatch = options.exact_ubatch;
 }

@@ -190,7 +190,7 @@ void read_layer_count(const StockKeys& keys, HParams& h) {
     h.n_layer -= h.n_mtp;
 }
 
-// Of FFNs without experts; none where all layers have experts.
+// Widths of FFNs without experts; none if all layers have experts.
 void read_ffn_widths(const StockKeys& keys, HParams& h) {
     const std::string key = keys("feed_forward_length");
     const uint32_t least = is_per_layer(keys.file(), key, h.n_layer) ? 0 : 1;  // 0: the layer has no FFN

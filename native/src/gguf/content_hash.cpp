@@ -21,7 +21,7 @@ void add_text(Sha256& hash, std::string_view text) {
     hash.add({reinterpret_cast<const uint8_t*>(text.data()), text.size()});
 }
 
-// All of a small tensor; of another the first piece, the last, and those evenly between.
+// Adds a small tensor whole; of a larger one the first piece, the last, and pieces evenly between.
 void add_sample(Sha256& hash, const TensorInfo& tensor) {
     if (tensor.bytes <= piece * n_pieces) {
         hash.add({tensor.data, tensor.bytes});

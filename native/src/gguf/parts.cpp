@@ -20,7 +20,7 @@ std::string part_name(const std::string& stem, uint32_t number, uint32_t count) 
     return stem + "-" + padded(number) + "-of-" + padded(count) + ".gguf";
 }
 
-// Every part's path, the first one first, there or not.
+// The path of every part, in order. The files need not exist.
 std::vector<std::string> part_paths(const std::string& path) {
     static const std::regex name("(.*)-([0-9]{5})-of-([0-9]{5})\\.gguf");
     std::smatch match;

@@ -19,7 +19,7 @@ std::string shape_text(const int64_t* ne, int n_dims) {
     return text + "]";
 }
 
-// What ggml multiplies by and what it adds: of another type it would end the process.
+// Refuses types that ggml cannot multiply by or add: it would end the process.
 void check_type(const ggml_tensor* weight, bool is_matrix) {
     const ggml_type type = weight->type;
     if (!is_matrix && type != GGML_TYPE_F32) {

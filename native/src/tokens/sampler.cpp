@@ -134,7 +134,10 @@ void Sampler::load_top(std::span<const float> logits) {
 }
 
 int32_t Sampler::choose() {
-    if (candidates_.empty()) return -1;
+    const auto is_possible = [](const llama_token_data& each) {
+        return each.logit > -std::numeric_limits<float>::infinity();
+    };
+    if (std::ranges::none_of(candidates_, is_possible)) return -1;  // which llama.cpp's draw asserts
     llama_token_data_array row = {candidates_.data(), candidates_.size(), /*selected=*/-1, is_sorted_};
     try {
         llama_sampler_apply(chain_.get(), &row);
@@ -142,8 +145,8 @@ int32_t Sampler::choose() {
         fail("sampler", "expected logits for the tokens of the vocabulary; got ", quoted(error.what()));
     }
     n_left_ = row.size;
-    const bool possible = row.selected >= 0 && static_cast<size_t>(row.selected) < row.size &&
-                          row.data[row.selected].logit > -std::numeric_limits<float>::infinity();
+    const bool possible =
+        row.selected >= 0 && static_cast<size_t>(row.selected) < row.size && is_possible(row.data[row.selected]);
     return possible ? row.data[row.selected].id : -1;
 }
 

@@ -1,13 +1,11 @@
 // Speed of the CUDA kernels alone, as JSON on standard output: microseconds a layer, GB/s of stored rows, share of the copy
 // bandwidth measured first.   bench_cuda_attn [depth …] [--tokens N] [--only TEXT …] [--kernel NAME] [--expand HOW] [--by-warp] [--cold]
-// [--general]
 //
 // --only: rows whose "model path format" contains one of the texts. --tokens: so many alone, in place of one and of 512.
 // --kernel: the kernel of that name in place of the planned one; rows that it does not take are left out. --expand units, chunks: as for rows
 // that are decoded so, where the plan says warpgroups.
 // --cold: a copy of 64 MiB before every layer, as a layer's weights displace caches, its own time taken off.
 // --by-warp: no products by warpgroups, as on GPUs that are not of compute capability 9.0.
-// --general: the MLA kernel for all kinds of rows, where the plan says the one for rows with scales.
 // Decode of one token. Layers are cycled so that the rows of one pass exceed the L2 cache several times; rows are written by
 // the store kernel from normal values. Times: median of 5 replays of one captured graph over all layers.
 #include <cstdio>
@@ -18,7 +16,6 @@
 #include "check.h"
 #include "cuda/cuda_case.h"
 #include "ops/cuda/kernels/expand/layout.h"
-#include "ops/cuda/kernels/mla/layout.h"
 
 namespace {
 
@@ -104,7 +101,6 @@ const std::vector<Shape> shapes = {
 struct Forced {
     std::string kernel;
     std::string expand;
-    bool general = false;
 };
 
 // The plan of the kernel that is asked for.
@@ -130,11 +126,6 @@ lkv::cuda::Plan plan_of(const lkv::cuda::Request& request, const Forced& forced)
     if (!forced.expand.empty() && plan.kernel->name == std::string("expand")) {
         auto own = plan.as<ExpandPlan>();
         own.by = forced.expand == "units" ? ExpandBy::units : ExpandBy::chunks;
-        plan.keep(own);
-    }
-    if (forced.general && plan.kernel->name == std::string("mla")) {
-        auto own = plan.as<MlaPlan>();
-        own.bare = 0;
         plan.keep(own);
     }
     return plan;
@@ -394,8 +385,6 @@ int main(int argc, char** argv) {
         }
         if (arg == "--cold") {
             cold = true;
-        } else if (arg == "--general") {
-            forced.general = true;
         } else if (arg == "--by-warp") {
             device.warpgroups = false;
         } else if (arg == "--only") {

@@ -11,7 +11,6 @@
 #include "cuda/delta_net_case.h"
 #include "ops/cuda/gpu/chain.cuh"
 #include "ops/cuda/kernels/expand/layout.h"
-#include "ops/cuda/kernels/mla/layout.h"
 #include "ops/cuda/step/early_start.h"
 #include "ops/cuda/step/product.h"
 
@@ -443,7 +442,6 @@ struct MlaRows {
     bool windows = true, permute = false;
     int n_split = 0, window = 0;
     bool alibi = false;
-    bool bare = false;  // the kernel for rows with scales alone
 };
 
 void compare_mla(const std::vector<MlaRows>& cases, unsigned seed) {
@@ -466,7 +464,7 @@ void compare_mla(const std::vector<MlaRows>& cases, unsigned seed) {
         s.v_latent = true;
         s.k_segments = of.k;
         s.v_segments = of.v;
-        s.k_formats = s.v_formats = of.windows ? std::vector{f16, f16, q4} : std::vector{of.k[0].format};
+        s.k_formats = s.v_formats = of.windows ? std::vector{f16, f16, q4} : std::vector{f16};
         s.uniform = true;
         s.n_past = of.n_past;
         s.n_tokens = of.n_tokens;
@@ -478,8 +476,6 @@ void compare_mla(const std::vector<MlaRows>& cases, unsigned seed) {
         const AttnCase c(s);
         DeviceCase device(c.params);
         CHECK_MSG(kernel_of(device) == "mla", s.name + ": planned for " + kernel_of(device));
-        const bool bare = device.args.as<lkv::cuda::MlaPlan>().bare != 0;
-        CHECK_MSG(bare == of.bare, s.name + ": not the kernel that it is for");
         if (of.n_split != 0) device.args.n_split = of.n_split;
         const std::vector<float> got = device.run();
         const double error = relative_error(got, c.oracle());
@@ -545,11 +541,10 @@ void mla() {
     compare_mla(cases, 900);
 }
 
-// The same of rows whose groups have scales: every width in runs of one unit and of several, in K and in V. Where they are all that a layer
-// has, they have a kernel of their own.
+// The same of rows whose groups have scales: every width in runs of one unit and of several, in K and in V.
 void mla_scales() {
     using enum Format;
-    std::vector<MlaRows> cases = {
+    const std::vector<MlaRows> cases = {
         {"six widths",
          4,
          4,
@@ -571,19 +566,6 @@ void mla_scales() {
          2,
          90},
     };
-    const size_t n_beside = cases.size();
-    for (size_t i = 0; i < n_beside; i++) {
-        cases.push_back(cases[i]);
-        cases.back().windows = false;
-        cases.back().bare = true;
-    }
-    cases.push_back(cases[n_beside]);  // a row of queries, and a tile that ends early in each of three parts
-    cases.back().rep = 2;
-    cases.back().n_past = 420;
-    cases.back().n_split = 3;
-    cases.push_back(cases[n_beside]);  // two thread blocks' rows, which the other kernel has in one
-    cases.back().rep = 6;
-    cases.back().bare = false;
     compare_mla(cases, 950);
 }
 

@@ -1092,10 +1092,13 @@ int main(int argc, char** argv) {
         prompt.options.sink = prompt.options.recent = -1;
         prompt.options.kv = "f16";
         if (shape.encoded != Shape::random) compare(file, prompt);
-        prompt.name += " beside a longer window";
-        prompt.prompt = 250;
-        prompt.options.recent = 200;
-        if (shape.encoded != Shape::random && shape.k_path == std::string("rotated")) compare(file, prompt);
+        if (&shape == shapes) {  // a window of more tokens than enter the recent region without a longer one
+            prompt.name += ", 160 recent tokens";
+            prompt.prompt = 400;
+            prompt.options.n_ctx = 2048;
+            prompt.options.recent = 160;
+            CHECK_MSG(compare(file, prompt), prompt.name + ": not a legal one");
+        }
         if (shape.k_path == std::string("full") && shape.v_path == std::string("full")) {
             Combination rotated = none;
             rotated.name = "full/full, rotated rows in q4_0";

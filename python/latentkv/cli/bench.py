@@ -29,20 +29,23 @@ def main(argv: Sequence[str]) -> int:
     args = options.parse(_parser(), argv)
     depths = numbers(args.depth, "-d")
     formats = caches(args.kv, args.kv_k, args.kv_v)
-    if not args.n_prompt + args.n_gen:
+    prompts, answers = numbers(args.n_prompt, "-p"), numbers(args.n_gen, "-n")
+    if not any((*prompts, *answers)):
         raise expected("-p, -n", "a test with tokens", f"-p {args.n_prompt} -n {args.n_gen}")
-    ranges.N_CTX.plain().check("-d, -p, -n", max(depths) + max(args.n_prompt, args.n_gen))
+    longest = max(depths) + max(*prompts, *answers)
+    ranges.N_CTX.plain().check("-d, -p, -n", longest)
+    pairs = [pair for pair in itertools.zip_longest(prompts, answers, fillvalue=0) if any(pair)]
     from latentkv import _core
     from latentkv.measure.bench import Measurement, measure
     from latentkv.version import version
 
     args.kv, args.kv_k, args.kv_v = formats[0], "", ""
-    longest = max(depths) + max(args.n_prompt, args.n_gen)
     fit = options.fitted(args, longest, options.cache_options(args))
     model = _core.Model(args.model, latent_path=args.latent, **options.placement(args, fit))
     rows: list[Measurement] = []
-    n_runs = sum((args.repetitions + 1) * ((args.n_prompt > 0) + (args.n_gen > 0)) + (d > 0) for d in depths)
-    n_runs *= len(formats)
+    n_tests = sum(n > 0 for n in (*prompts, *answers))
+    n_filled = len(pairs) * sum(depth > 0 for depth in depths)
+    n_runs = len(formats) * (len(depths) * n_tests * (args.repetitions + 1) + n_filled)
     with stage(n_runs, "bench", "run") as bar:
         runs = itertools.count()
 
@@ -50,18 +53,17 @@ def main(argv: Sequence[str]) -> int:
             bar.note(text)
             bar.reach(next(runs))
 
-        for kv in formats:
-            for depth in depths:
-                rows += measure(
-                    model,
-                    kv,
-                    depth,
-                    prefill=args.n_prompt,
-                    decode=args.n_gen,
-                    repetitions=args.repetitions,
-                    options=fit.options,
-                    note=begins,
-                )
+        for kv, depth, (prefill, decode) in itertools.product(formats, depths, pairs):
+            rows += measure(
+                model,
+                kv,
+                depth,
+                prefill=prefill,
+                decode=decode,
+                repetitions=args.repetitions,
+                options=fit.options,
+                note=begins,
+            )
         bar.reach(n_runs)
     if args.output == "json":
         result = {
@@ -108,17 +110,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "-p",
         "--n-prompt",
-        type=number(ranges.TOKENS),
-        default=512,
-        metavar="N",
+        default="512",
+        metavar="N,…",
         help="prefill N tokens (default: 512, 0 = skip)",
     )
     parser.add_argument(
         "-n",
         "--n-gen",
-        type=number(ranges.TOKENS),
-        default=32,
-        metavar="N",
+        default="32",
+        metavar="N,…",
         help="decode N tokens (default: 32, 0 = skip)",
     )
     parser.add_argument(

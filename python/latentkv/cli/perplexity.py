@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,8 @@ def main(argv: Sequence[str]) -> int:
     against = None
     if args.kld_against:
         path, format_name = split_reference(args.kld_against)
+        if path is None and not model.is_plain:
+            print(f"warning: {_of_latents(args, format_name)}", file=sys.stderr)
         other = _core.Model(path, **options.placement(args, fit)) if path else model
         against = Cache(other, fit.options.reference(format_name))
     with stage(0, "perplexity", "window") as bar:
@@ -77,6 +80,13 @@ def main(argv: Sequence[str]) -> int:
     else:
         show(*report(result))
     return 0
+
+
+def _of_latents(args: argparse.Namespace, format_name: str) -> str:
+    """What a reference of a converted file's own latents hides."""
+    full = f"{args.model if args.latent else 'GGUF'}:{format_name}"
+    wanted = f"{full}, the file before its conversion, to count what latents lose"
+    return str(expected("--kld-against", wanted, f"{format_name}, the latents of this file in that format"))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -46,6 +46,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         import uvicorn
 
+        from latentkv.server import listening
         from latentkv.server.app import create_app
         from latentkv.server.guard import hosts_of, is_loopback
     except ModuleNotFoundError as error:
@@ -58,7 +59,12 @@ def main(argv: Sequence[str]) -> int:
     keys = _keys(args)
     if not is_loopback(args.host) and not keys:
         print(f"warning: {args.host} can be reached from elsewhere and no --api-key is set", file=sys.stderr)
-    serving = _serving(args)
+    sockets = listening.bound(args.host, args.port)
+    try:
+        serving = _serving(args)
+    except BaseException:
+        listening.released(args.host, sockets)
+        raise
     app = create_app(
         serving,
         api_keys=keys,
@@ -67,22 +73,17 @@ def main(argv: Sequence[str]) -> int:
         max_bytes=args.max_body << 20,
         with_page=args.page,
     )
-    print(_told(args, serving), file=sys.stderr)
+    print(_told(args, serving, listening.shown_address(args.host, args.port)), file=sys.stderr)
     config = uvicorn.Config(
         app,
-        host=args.host,
-        port=args.port,
         log_level="info" if args.verbose else "warning",
         timeout_keep_alive=args.timeout,
-        timeout_graceful_shutdown=5,
+        timeout_graceful_shutdown=2 * listening.GRACE_S,
     )
     logging.raiseExceptions = False  # a log on a full disk fails no request
     logging.getLogger("uvicorn.error").addFilter(_is_no_answer_cut_short)
     try:
-        server = uvicorn.Server(config)
-        server.run()
-    except SystemExit:  # what uvicorn makes of a port that is taken
-        raise expected("--port", "a free port", f"{args.host}:{args.port}", "choose another") from None
+        listening.Server(config, serving, args.host).run(sockets)
     finally:
         serving.close()
     return 0
@@ -171,19 +172,19 @@ def _is_no_answer_cut_short(record: logging.LogRecord) -> bool:
     """Whether a line belongs in the log: stopping the server cuts long answers short, which is no defect."""
     import asyncio
 
-    return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
+    if record.exc_info is None:
+        return not record.getMessage().rstrip().endswith("CancelledError")
+    return not isinstance(record.exc_info[1], asyncio.CancelledError)
 
 
-def _told(args: argparse.Namespace, serving: Serving) -> str:
+def _told(args: argparse.Namespace, serving: Serving, address: str) -> str:
     told = serving.about["cache"]
     share = 100 * told["total"] / told["f16_total"]
-    host = f"[{args.host}]" if ":" in args.host else args.host
     return (
         f"{printable(serving.name)}: {args.parallel} sequences share {serving.about['n_ctx']} tokens; the "
         f"cache takes {bytes_text(told['total'])} ({share:.3g} % of f16); attention: "
         f"{told['implementation']}\n"
-        f"http://{host}:{args.port}{' (chat page)' if args.page else ''}, OpenAI's API at "
-        f"http://{host}:{args.port}/v1"
+        f"{address}{' (chat page)' if args.page else ''}, OpenAI's API at {address}/v1"
     )
 
 
@@ -224,7 +225,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_server(group: Any) -> None:
     group.add_argument(
-        "--host", type=text, default="127.0.0.1", help="(default: 127.0.0.1, this machine alone)"
+        "--host",
+        type=text,
+        default="127.0.0.1",
+        help="name or address, or a Unix socket: PATH.sock (default: 127.0.0.1, this machine alone)",
     )
     group.add_argument(
         "--port", type=number(ranges.Range(1, 65535)), default=8080, metavar="N", help="(default: 8080)"

@@ -22,6 +22,9 @@ class Closed(LatentKVError):
     """Nothing is answered any more: not the fault of who asks."""
 
 
+_CLOSED = Closed("[engine] expected to go on; got closed")
+
+
 class Engine:
     """Answers requests from any thread. The session belongs to the engine's thread from here on: what else
     wants it goes through call()."""
@@ -84,6 +87,7 @@ class Engine:
         with self._changed:
             self._open = False
             self._changed.notify()
+        self.scheduler.leave_off(_CLOSED)
         self._thread.join()
 
     def __enter__(self) -> Engine:
@@ -119,7 +123,7 @@ class Engine:
                 break
             busy = self._step()
             self.scheduler.outbox.flush()
-        self.scheduler.close(Closed("[engine] expected to go on; got closed"))
+        self.scheduler.close(_CLOSED)
         self.scheduler.outbox.flush()
 
     def _step(self) -> bool:

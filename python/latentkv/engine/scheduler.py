@@ -74,7 +74,8 @@ class Scheduler:
         self.admission = Admission(self.room)
         self._is_lazy = session.prefill == "lazy"
         self._clock = clock
-        self._computed: tuple[Ticket, ...] = ()  # those of the decode call that runs
+        self._read_for: tuple[Ticket, ...] = ()  # those of the decode call that runs, if it reads prompts
+        self._why: Exception = StepError("[engine] expected a step that runs; got an interrupt")
         self._ahead = 0.0  # seconds that texts to embed had more than the answers beside them
 
     @property
@@ -127,17 +128,18 @@ class Scheduler:
         self.counters.steps += 1
         self.counters.step_tokens += len(batch.tokens)
         self.counters.step_slots += len(batch.parts)
-        self._computed = tuple(part.slot.job.ticket for part in batch.parts if part.slot.job is not None)
+        jobs = [part.slot.job for part in batch.parts if part.slot.job is not None]
+        self._read_for = tuple(job.ticket for job in jobs) if any(not job.has_read for job in jobs) else ()
         try:
             rows = self._decode(batch)
         except KeyboardInterrupt:  # of leave_off()
-            self._fail_all(batch, StepError("[engine] expected a step that runs; got none that is wanted"))
+            self._fail_all(batch, self._why)
             return
         except Exception as error:
             self._fail_all(batch, _said(StepError.of(error)))
             return
         finally:
-            self._computed = ()
+            self._read_for = ()
         self._advance([part for part in batch.parts if self._has_read(part, rows)], rows)
 
     def _decode(self, batch: Batch) -> NDArray[np.float32]:
@@ -237,10 +239,11 @@ class Scheduler:
         self.sequences.forget(slot)
         return count
 
-    def leave_off(self) -> None:
-        """Ends the decode call that runs if all its requests are cancelled: a long prompt takes minutes. Any
-        thread may call it."""
-        if self._computed and all(ticket.cancelled for ticket in self._computed):
+    def leave_off(self, why: Exception | None = None) -> None:
+        """Ends a decode call that reads prompts, with an error or because its requests are cancelled: a long
+        prompt takes minutes. Any thread may call it."""
+        if self._read_for and (why is not None or all(ticket.cancelled for ticket in self._read_for)):
+            self._why = why or StepError("[engine] expected requests; got none that is wanted")
             self.session.interrupt()
 
     def abandon(self, error: Exception) -> None:
@@ -251,7 +254,12 @@ class Scheduler:
             self.waiting.popleft().fail(error, self.outbox)
 
     def close(self, error: Exception) -> None:
-        """Ends everything, and keeps what idle sequences hold."""
+        """Ends everything, and keeps what sequences hold."""
+        for slot in self.running:
+            assert slot.job is not None
+            ticket = slot.job.ticket
+            self._finish(slot)
+            ticket.fail(error, self.outbox)
         self.abandon(error)
         self.room.close_store()
 
@@ -322,7 +330,7 @@ class Scheduler:
         self.sequences.forget(slot)
         ticket.fail(error, self.outbox)
 
-    def _fail_all(self, batch: Batch, error: StepError) -> None:
+    def _fail_all(self, batch: Batch, error: Exception) -> None:
         """Ends the requests of a call that failed. Others go on, and keep what they hold."""
         for part in batch.parts:
             self._fail(part.slot, error)

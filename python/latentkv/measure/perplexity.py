@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -97,16 +97,9 @@ def perplexity(
     slice_tokens = min(n_ubatch, max(1, _LOGITS_BYTES // (4 * cache.model.n_vocab)))
     sessions = [c.session(parallel, n_ctx, n_ubatch) for c in (cache, against) if c is not None]
     begin = time.perf_counter()
-    parts, depths = [], []
-    nll_sum = tokens = 0.0
-    for done, slice_scores, depth in _run(sessions, windows, parallel, slice_tokens, decode, lazy):
-        parts.append(slice_scores)
-        depths.append(depth)
-        nll_sum, tokens = nll_sum + float(slice_scores.nll.sum()), tokens + slice_scores.nll.size
-        if progress is not None:
-            progress(Progress(done, count, float(np.exp(nll_sum / tokens))))
+    slices = _run(sessions, windows, parallel, slice_tokens, decode, lazy)
+    scores, depths = _gathered(slices, count, progress)
     seconds = time.perf_counter() - begin
-    scores = concatenate(parts)
     result = summary(scores) | {
         "chunks": count,
         "n_ctx": n_ctx,
@@ -122,8 +115,26 @@ def perplexity(
     if against is not None:
         result["kv_bytes_per_token_ref"] = sessions[1].kv_bytes()["per_token"]
     if depth_buckets:
-        result["depth"] = by_depth(scores, np.concatenate(depths))
+        result["depth"] = by_depth(scores, depths)
     return result
+
+
+def _gathered(
+    slices: Iterable[tuple[float, Scores, NDArray[np.int32]]],
+    n_windows: int,
+    progress: Callable[[Progress], None] | None,
+) -> tuple[Scores, NDArray[np.int32]]:
+    """All scores and depths of the slices that _run() yields, in order."""
+    parts: list[Scores] = []
+    depths: list[NDArray[np.int32]] = []
+    nll_sum = tokens = 0.0
+    for done, scores, depth in slices:
+        parts.append(scores)
+        depths.append(depth)
+        nll_sum, tokens = nll_sum + float(scores.nll.sum()), tokens + scores.nll.size
+        if progress is not None:
+            progress(Progress(done, n_windows, float(np.exp(nll_sum / tokens))))
+    return concatenate(parts), np.concatenate(depths)
 
 
 def _sizes(session: _core.Session) -> dict[str, Any]:

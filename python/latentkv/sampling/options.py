@@ -110,7 +110,8 @@ class SamplingOptions(ServerOptions):
     def within(self, n_ctx: int) -> SamplingOptions:
         """The same for a sequence of at most n_ctx tokens: no penalty looks at more, and -1 means all."""
         windows = {name: getattr(self, name) for name in _WINDOWS}
-        return replace(self, **{name: n_ctx if n == -1 else min(n, n_ctx) for name, n in windows.items()})
+        bound: dict[str, Any] = {name: n_ctx if n == -1 else min(n, n_ctx) for name, n in windows.items()}
+        return replace(self, **bound)
 
     @property
     def n_seen(self) -> int:

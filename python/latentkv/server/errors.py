@@ -96,9 +96,9 @@ def install(app: FastAPI) -> None:
         found, path = error.errors(), request.url.path
         first = found[0]
         if kinds := _kinds(found):
-            param = str(first["loc"][1])
-            got = error.body.get(param) if isinstance(error.body, Mapping) else error.body
-            return response(path, 400, f"[{param}] expected {' or '.join(kinds)}; got {_short(got)}", param)
+            name = str(first["loc"][1])
+            got = error.body.get(name) if isinstance(error.body, Mapping) else error.body
+            return response(path, 400, f"[{name}] expected {' or '.join(kinds)}; got {_short(got)}", name)
         param = ".".join(str(part) for part in first["loc"][1:]) or None
         if first["type"] == "extra_forbidden":
             return response(path, 400, f"[{param}] expected a parameter that exists; got {param}", param)

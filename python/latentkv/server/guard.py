@@ -4,6 +4,7 @@ streams pass untouched."""
 from __future__ import annotations
 
 import hmac
+import re
 from collections.abc import Sequence
 from ipaddress import ip_address
 from urllib.parse import urlsplit
@@ -89,7 +90,7 @@ class Guard:
         if not self.keys or path in OPEN or path.startswith("/page/") or method == "OPTIONS":
             return True
         given = [
-            headers.get("authorization", "").removeprefix("Bearer ").strip().encode("latin-1"),
+            re.sub("^bearer ", "", headers.get("authorization", ""), flags=re.I).strip().encode("latin-1"),
             headers.get("x-api-key", "").strip().encode("latin-1"),  # Anthropic's clients
         ]
         # every key is compared: how long it takes says nothing
@@ -100,9 +101,9 @@ class Guard:
 
 
 def is_loopback(bound: str) -> bool:
-    """Whether a server at this address can be reached from this machine only."""
+    """Whether a server at this address, or at this Unix socket, can be reached from this machine only."""
     try:
-        return bound == "localhost" or ip_address(bound).is_loopback
+        return bound == "localhost" or bound.endswith(".sock") or ip_address(bound).is_loopback
     except ValueError:
         return False
 

@@ -69,7 +69,7 @@ def sidecar(source: Path, folder: Path) -> Path:
 CASES = [
     ("llama", without("tokenizer.ggml.model"), "expected a vocabulary (tokenizer.ggml.model); got none", ""),
     ("llama", strange, "; got plamo", "; got 'plamo'"),
-    ("llama", cut(0.0), "expected a GGUF, whose first bytes are GGUF; got", "a file of 0 bytes (truncated?)"),
+    ("llama", cut(0.0), "expected a GGUF; got an empty file", "expected a GGUF; got an empty file"),
     ("llama", cut(0.02), "(truncated)", "(truncated?)"),
     ("llama", cut(0.7), "(truncated)", "(truncated?)"),
     (
@@ -119,7 +119,12 @@ def test_every_command_refuses_it(
             (["info", str(bad)], of_runtime),
             (["bench", str(bad), "-p", "1", "-n", "1"], of_runtime),
         ]
-    before = sorted(path.name for path in tmp_path.iterdir())
+
+    def left() -> list[str]:
+        """But for the cache, in which matplotlib lists fonts."""
+        return sorted(path.name for path in tmp_path.iterdir() if path.name != "cache")
+
+    before = left()
     capsys.readouterr()
     for command, message in commands:
         assert main(command) == 2, command
@@ -128,7 +133,7 @@ def test_every_command_refuses_it(
         assert len(said.err.splitlines()) == 1, said.err
         assert said.err.startswith("error: [")
         assert message in said.err
-        assert sorted(path.name for path in tmp_path.iterdir()) == before
+        assert left() == before
 
 
 def test_known_architectures_are_all_named(

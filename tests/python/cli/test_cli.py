@@ -242,6 +242,14 @@ def test_require_fused_is_kept(run: Any, latent_gguf: Path) -> None:
         assert done.stderr.count("\n") == 1
 
 
+def test_bench_of_several_lengths(run: Any, plain_gguf: Path) -> None:
+    words = ("bench", plain_gguf, "-p", "8,16,0", "-n", "2,3", "-d", "0,32", "-r", 1, "-t", 1, "--json")
+    rows = json.loads(run(*words).stdout)["results"]
+    names = [row["name"] for row in rows]
+    assert names == ["pp8", "tg2", "pp16", "tg3", "pp8 @ d32", "tg2 @ d32", "pp16 @ d32", "tg3 @ d32"]
+    assert run("bench", plain_gguf, "-p", "8,x").stderr.startswith("error: [-p] expected numbers separated")
+
+
 def test_bench(run: Any, latent_gguf: Path) -> None:
     args = ["bench", latent_gguf, "-p", 16, "-n", 4, "-d", "0,256", "--kv", "f16,q8/q4", "-r", 2, "-t", 1]
     done = run(*args, "--json")

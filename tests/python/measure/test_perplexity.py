@@ -124,6 +124,9 @@ def test_command_reports_to_people(run: Any, latent_gguf: Path) -> None:
         "--kv",
         "q4",
     )
+    assert done.stderr.startswith(
+        "warning: [--kld-against] expected GGUF:f16, the file before its conversion"
+    )
     assert done.stdout.startswith("perplexity  ")
     assert "bytes per token" in done.stdout
     assert "KL divergence" in done.stdout

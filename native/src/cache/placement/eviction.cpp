@@ -129,7 +129,7 @@ void Eviction::demote(const Placement& all, std::span<RowMove> moves) {
     exchange(room_for(arrivals, seen_), arrivals);
 }
 
-// The slots whose tokens have to go, of every layer.
+// For every layer, the slots whose tokens have to go.
 Eviction::Leaving Eviction::room_for(std::span<const Arrival> arrivals, const Seen& seen) const {
     std::array<int, max_sequences> n_arrivals{};
     for (const Arrival& arrival : arrivals) n_arrivals[static_cast<size_t>(arrival.seq)]++;

@@ -26,7 +26,7 @@ void SequenceState::release(const Snapshot& snapshot) {
     if (snapshot.slot >= 0) uses_[static_cast<size_t>(snapshot.slot)]--;
 }
 
-// A snapshot without a slot or a copy is none.
+// Snapshots that have no copy either are forgotten.
 void SequenceState::drop_slots_before_last(int seq) {
     std::vector<Snapshot>& kept = of(seq);
     for (size_t i = 0; i + 1 < kept.size(); i++) {
@@ -36,7 +36,7 @@ void SequenceState::drop_slots_before_last(int seq) {
     std::erase_if(kept, [](const Snapshot& s) { return s.slot < 0 && !s.is_copied(); });
 }
 
-// The slot of what the sequence has now.
+// The slot of the sequence's present state.
 int SequenceState::source_of(int seq) {
     std::vector<Snapshot>& kept = of(seq);
     drop_slots_before_last(seq);

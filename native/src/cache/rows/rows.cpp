@@ -187,7 +187,8 @@ std::optional<Format> Rows::chosen_format(int layer, bool value_side) const {
              ", as rows are keys and values in one (MLA); got ", format_name(*options_.v_format));
     }
     if (value_side && !is_keys) return options_.v_format;
-    // Tokens leave a ring one by one, and blocks do not. It has few, whose K may be fine: no rotation spreads what a few channels have.
+    // Tokens leave a ring one by one, which a token block does not allow. A ring is small enough for K in q8, beside which a few large
+    // channels need no rotation.
     const bool single =
         options_.k_format && format_in_token_blocks(*options_.k_format) && in_ring_[static_cast<size_t>(layer)];
     return single ? Format::q8 : options_.k_format;

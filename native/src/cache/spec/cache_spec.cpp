@@ -211,7 +211,7 @@ void read_paths(const GgufFile& file, const HParams& h, std::span<const std::str
     }
 }
 
-// Form E is where the file has the encoder.
+// A side has form E if the file has its encoder.
 void find_encoders(const GgufFile& file, CacheSpec& spec) {
     for (size_t il = 0; il < spec.layers.size(); il++) {
         LayerCacheSpec& layer = spec.layers[il];

@@ -165,7 +165,7 @@ void TensorReader::read_layer(size_t il) {
     if (spec.formats) check_scales(keys_.segment_formats, *spec.formats);
 }
 
-// Of a group's segments; without widths in the file it has one.
+// Widths of a group's segments; a file without widths has one segment.
 std::vector<int> TensorReader::read_widths(uint32_t rank) {
     if (counts_.values.empty()) return {static_cast<int>(rank)};
     std::vector<int> segments;

@@ -43,7 +43,7 @@ protected:
     int64_t n_states_;  // after as many of its last tokens
 };
 
-// Of the model's kind; null where no layer is recurrent.
+// The branch of the model's kind; null if no layer is recurrent.
 std::unique_ptr<RecurrentBranch> recurrent_branch(const GraphSources& from, const LayerOps& ops, Graph& graph);
 
 // Errors: Error for sizes that ggml's GPU kernels do not take: ggml ends the process there.

@@ -3,6 +3,7 @@
 #include <array>
 
 #include "graph/recurrent/state_tensors.h"
+#include "ops/delta_net.h"
 
 namespace lkv {
 
@@ -91,8 +92,7 @@ ggml_tensor* DeltaNetBranch::recur(ggml_tensor* qkv, const Gates& gates, const D
 }
 
 bool DeltaNetBranch::is_step() const {
-    const int hd = sizes_.head_dim;
-    return from_.shape.on_gpu && n_each_ <= small_batch && (hd == 32 || hd == 64 || hd == 128) && sizes_.d_conv <= 4;
+    return from_.shape.on_gpu && delta_net_takes(sizes_.head_dim, sizes_.d_conv, n_each_);
 }
 
 ggml_tensor* DeltaNetBranch::step(ggml_tensor* x, const DeltaNetWeights& w, int il) {

@@ -161,7 +161,7 @@ private:
         return problems;
     }
 
-    // K of KV head j, of each problem.
+    // Rebuilds K of KV head j for each problem.
     void rebuild_keys(int j) {
         keys_.clear();
         for (const ProblemRows& rows : problems_) {
@@ -183,7 +183,7 @@ private:
         return scores;
     }
 
-    // Scaled and capped, where the model caps scores.
+    // If the model caps scores: scores, scaled and capped.
     ggml_tensor* capped(ggml_tensor* scores) const {
         if (p_.softcap <= 0.0F) return scores;
         ggml_tensor* const bent = ggml_tanh(ctx_, ggml_scale(ctx_, scores, p_.scale / p_.softcap));

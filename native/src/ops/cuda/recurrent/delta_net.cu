@@ -189,6 +189,7 @@ cudaError_t launch(const DeltaNetArgs& args, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t delta_net(const DeltaNetArgs& args, cudaStream_t stream) {
+    if (!delta_net_takes(args.head_dim, args.d_conv, args.n_each)) return cudaErrorInvalidValue;
     if (args.head_dim == 128) return launch<128>(args, stream);
     return args.head_dim == 64 ? launch<64>(args, stream) : launch<32>(args, stream);
 }

@@ -6,10 +6,9 @@
 
 #include <cstdint>
 
-namespace lkv::cuda {
+#include "ops/delta_net.h"
 
-constexpr int delta_net_tokens = 8;  // of a sequence, at most
-constexpr int delta_net_conv = 4;    // inputs that a convolution sees, at most
+namespace lkv::cuda {
 
 // A token's channels: Q of all K heads, K of them, V of all V heads.
 struct DeltaNetArgs {
@@ -41,11 +40,7 @@ struct DeltaNetArgs {
     float norm_eps;
 };
 
-constexpr bool delta_net_takes(int head_dim, int d_conv, int64_t n_each) {
-    return (head_dim == 32 || head_dim == 64 || head_dim == 128) && d_conv >= 2 && d_conv <= delta_net_conv &&
-           n_each <= delta_net_tokens;
-}
-
+// Errors: cudaErrorInvalidValue where delta_net_takes() is false.
 cudaError_t delta_net(const DeltaNetArgs& args, cudaStream_t stream);
 
 }  // namespace lkv::cuda

@@ -79,13 +79,6 @@ struct MlaTile {
         slots = next - step > 2 ? 128 : (next - step) * step_slots;
         valid = min((next - step) * step_slots, region->n_slots - first);
     }
-    // The same of the only region, of n_slots slots; most_steps: of a tile.
-    __device__ MlaTile(const MlaRegion& of, int step, int end, int n_slots, int most_steps) : region(&of), r(0) {
-        next = min(end, step + most_steps);
-        first = step * step_slots;
-        slots = next - step > 2 ? 128 : (next - step) * step_slots;
-        valid = min((next - step) * step_slots, n_slots - first);
-    }
     // i: of a token's own steps; those that lie one behind the other are one tile
     __device__ MlaTile(const MlaShared& own, const int32_t* steps, int i, int end) : r(0) {
         region = &own.regions[0];

@@ -1,4 +1,3 @@
-#include "ops/cuda/kernels/mla/bare_kernel.cuh"
 #include "ops/cuda/kernels/mla/kernel.cuh"
 #include "ops/cuda/softmax/merge.cuh"
 
@@ -18,25 +17,14 @@ struct LeftMeans {
     }
 };
 
-// kernel: of NT blocks of eight query rows
-template <int NT, bool Apart = false>
-cudaError_t launch_kernel(void (*kernel)(MlaArgs, MlaLayout), const MlaArgs& args, int items, cudaStream_t stream) {
+template <int NT, int U, MlaK K, bool Apart = false>
+cudaError_t launch_one(const MlaArgs& args, int items, cudaStream_t stream) {
     const int n_rows = (Apart ? 1 : args.n_tokens) * args.unit * (args.n_head / args.n_kv);
     const unsigned parts = Apart ? apart_blocks(args) : static_cast<unsigned>(args.n_split);
     const dim3 grid(static_cast<unsigned>(items), static_cast<unsigned>((n_rows + 8 * NT - 1) / (8 * NT)), parts);
     const MlaLayout layout(args.mla, args.n_regions);
-    return launch_next(kernel, grid, mla_threads, static_cast<size_t>(layout.total()), stream, args, layout);
-}
-
-template <int NT, int U, MlaK K, bool Apart = false>
-cudaError_t launch_one(const MlaArgs& args, int items, cudaStream_t stream) {
-    return launch_kernel<NT, Apart>(mla_kernel<NT, U, K, Apart>, args, items, stream);
-}
-
-template <int NT>
-cudaError_t launch_bare(const MlaArgs& args, int items, cudaStream_t stream) {
-    return 2 * args.v_blocks > mla_warps ? launch_kernel<NT>(bare_mla_kernel<NT, 2>, args, items, stream)
-                                         : launch_kernel<NT>(bare_mla_kernel<NT, 1>, args, items, stream);
+    return launch_next(mla_kernel<NT, U, K, Apart>, grid, mla_threads, static_cast<size_t>(layout.total()), stream,
+                       args, layout);
 }
 
 template <int NT, MlaK K>
@@ -79,9 +67,6 @@ cudaError_t merge_mla(const MlaArgs& args, const CutProblem* full, cudaStream_t 
 }
 
 cudaError_t launch_mla(const MlaArgs& args, int items, cudaStream_t stream) {
-    if (args.mla.bare != 0) {
-        return args.mla.rows == 8 ? launch_bare<1>(args, items, stream) : launch_bare<2>(args, items, stream);
-    }
     switch (args.mla.rows) {
         case 8:
             return launch_rows<1>(args, items, stream);

@@ -21,10 +21,6 @@ constexpr int mla_fixed = 5120;                         // bytes of the kernel's
 constexpr int least_tile = 32;                          // and of a tile of f16 rows, which are read where they lie
 constexpr int most_decoded_head = 256;                  // head_dim, where V's latent is multiplied with a factor
 
-// see MlaPlan::bare
-constexpr int most_bare_rows = 16;
-constexpr int most_bare_bytes = 512 - 30;  // of a group's rows: 16 by each lane of a warp, wherever they start
-
 constexpr int n_scaled_formats = 6;  // that the kernel reads, of rows whose groups have scales
 
 // Where K of the MLA kernel is: latents like V, or made from them of a chunk of the slots: full rows (expand/), or the queries' scores
@@ -57,7 +53,6 @@ struct MlaPlan {
     int32_t small_tiles;  // bit r: tiles of region r have least_tile slots
     int32_t late_parts;   // of n_split, the last ones: where another kernel runs first, see MlaSteps
     int32_t scaled;       // 1: V of a region is in rows whose groups have scales
-    int32_t bare;         // 1: one region, all of whose rows do, and 16 query rows at most (bare_kernel.cuh)
     MlaKeys keys;
 };
 
@@ -84,7 +79,6 @@ struct MlaLayout {
     int units;    // MlaUnit [regions][K, V][most_units]
     int k_stage;  // a tile as stored, and up to 15 bytes before its first row; see stages_alternate
     int v_stage;
-    int query_sums;  // f32 [k_units + 1][rows], of bare_kernel.cuh
 
     LKV_HD MlaLayout(const MlaPlan& p, int n_regions)
         : queries(p.k_units * p.rows * 64),
@@ -93,9 +87,8 @@ struct MlaLayout {
           scales(p.scaled * p.tile * (2 * 4 + 2 * n_scaled_formats * 2)),
           units(n_regions * 2 * most_units * 8),
           k_stage(stage(p, p.k_pitch)),
-          v_stage(stage(p, p.v_pitch)),
-          query_sums(p.bare * (p.k_units + 1) * p.rows * 4) {}
-    LKV_HD int total() const { return queries + scores + weights + scales + units + k_stage + v_stage + query_sums; }
+          v_stage(stage(p, p.v_pitch)) {}
+    LKV_HD int total() const { return queries + scores + weights + scales + units + k_stage + v_stage; }
 
 private:
     LKV_HD static int stage(const MlaPlan& p, int pitch) {

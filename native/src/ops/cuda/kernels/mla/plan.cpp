@@ -71,12 +71,10 @@ const char* plan_mla_rows(const Request& request, Plan& a, MlaPlan& plan) {
     const bool scores = plan.keys.as == MlaK::scores;
     plan.k_units = scores ? 0 : (a.rebuild != 0 ? a.unit * a.head_dim / unit_channels : 2 * a.k_blocks);
     bool all = true;
-    uint32_t widest = 0;  // bytes
     const auto add_side = [&](RowLayout RegionView::* side, int blocks, int32_t& pitch) {
         for_groups(p, side, blocks, [&](int r, const RowLayout& row, const GroupTable& table, const auto& chunks) {
             bool f16 = false;
             all = all && has_units(chunks, f16, values);
-            widest = std::max(widest, table.bytes);
             if (f16) {
                 plan.small_tiles |= 1 << r;
             } else {
@@ -90,9 +88,6 @@ const char* plan_mla_rows(const Request& request, Plan& a, MlaPlan& plan) {
     if (!all) return "rows are not in units of 32 channels";
     for (int r = 0; r < p.n_regions; r++)
         plan.scaled |= has_group_scales(values ? p.regions[r].k : p.regions[r].v) ? 1 : 0;
-    const bool one_kind = p.n_regions == 1 && has_group_scales(p.regions[0].k) && has_group_scales(p.regions[0].v);
-    const bool may_be_bare =
-        one_kind && plan.keys.as == MlaK::latents && a.rebuild == 0 && !apart && widest <= most_bare_bytes;
     if (scores) plan.k_pitch = plan.v_pitch;
     if (values) stage_all(p, a.k_blocks, plan);
     const Device& device = request.device;
@@ -100,7 +95,6 @@ const char* plan_mla_rows(const Request& request, Plan& a, MlaPlan& plan) {
     // where little shared memory is left for tiles, thread blocks share the query rows
     for (; plan.rows >= 8; plan.rows /= 2) {
         plan.tile = most_tile;
-        plan.bare = may_be_bare && plan.rows <= most_bare_rows ? 1 : 0;
         while (plan.tile > least_tile && !fits()) plan.tile /= 2;
         if (!fits()) continue;
         // A thread block takes a whole multiprocessor; those that the warm-up holds are left to it: 8B at 14 %, 299, 269, 243 tokens/s at

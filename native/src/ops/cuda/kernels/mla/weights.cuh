@@ -84,8 +84,8 @@ __device__ __forceinline__ void fetch_scores(RowScores<NT>& x, const MlaArgs& p,
 }
 
 // Scores of a warp's rows to weights, of a tile of 32·Steps slots. Sets the factors of sums so far and marks slots that hold tokens.
-// Returns bit 0: a factor is not 1, bit 1: there are slots without a token. Holes: whether these matter.
-template <int NT, int Steps, bool Holes = true>
+// Returns bit 0: a factor is not 1, bit 1: there are slots without a token.
+template <int NT, int Steps>
 __device__ __forceinline__ int make_weights(const MlaArgs& p, MlaShared& own, int parity, const MlaTile& tile,
                                             RowScores<NT>& x, __half* weights, MlaState (&state)[warp_rows<NT>],
                                             int warp, int lane) {
@@ -93,15 +93,15 @@ __device__ __forceinline__ int make_weights(const MlaArgs& p, MlaShared& own, in
     const MlaMarks& marks = own.marks[parity];
     uint64_t seq[Steps];
     int32_t pos[Steps];
-    bool holes = Holes && tile.valid % 16 != 0;
+    bool holes = tile.valid % 16 != 0;
 #pragma unroll
     for (int j = 0; j < Steps; j++) {
         const bool used = 32 * j + lane < tile.valid;
         seq[j] = used ? marks.seq[32 * j + lane] : 0;
         pos[j] = used ? marks.pos[32 * j + lane] : -1;
-        if constexpr (Holes) holes = holes || __any_sync(0xffffffffu, used && seq[j] == 0);
+        holes = holes || __any_sync(0xffffffffu, used && seq[j] == 0);
     }
-    if (Holes && warp == mla_warps - 1) {
+    if (warp == mla_warps - 1) {
 #pragma unroll
         for (int j = 0; j < Steps; j++) {
             const uint32_t tokens = __ballot_sync(0xffffffffu, seq[j] != 0);

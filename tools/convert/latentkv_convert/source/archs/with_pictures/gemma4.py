@@ -90,14 +90,7 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     is_local[-1] = False  # as transformers has it
     usual = {FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}}
     ropes = ropes_by_kind(config, usual[FULL], {"rope_theta": 1e4})
-    stock = {"head_dim": 256, "num_key_value_heads": 4, "rms_norm_eps": 1e-6, "tie_word_embeddings": True}
-    ours = {
-        "mlp_bias": False,
-        "hidden_act": config.get("hidden_activation", "gelu_pytorch_tanh"),
-        "rope_scaling": None,
-        "rope_parameters": {"rope_theta": ropes[FULL]["rope_theta"]},
-    }
-    spec = llama.model_spec(stock | dict(config) | ours)
+    spec = _as_llama(config, ropes[FULL])
     heads = tuple(
         replace(_shape(config, spec, layer, local), shares_kv=layer >= first)
         for layer, local in enumerate(is_local)
@@ -149,6 +142,18 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
         extra_tensors=_divisors(ropes[FULL], heads, is_local),
         heads=heads,
     )
+
+
+def _as_llama(config: Mapping[str, Any], rope: Mapping[str, Any]) -> ModelSpec:
+    """What the model has in common with Llama. rope: of global layers."""
+    stock = {"head_dim": 256, "num_key_value_heads": 4, "rms_norm_eps": 1e-6, "tie_word_embeddings": True}
+    ours = {
+        "mlp_bias": False,
+        "hidden_act": config.get("hidden_activation", "gelu_pytorch_tanh"),
+        "rope_scaling": None,
+        "rope_parameters": {"rope_theta": rope["rope_theta"]},
+    }
+    return llama.model_spec(stock | dict(config) | ours)
 
 
 def _shape(config: Mapping[str, Any], spec: ModelSpec, layer: int, local: bool) -> HeadShape:
