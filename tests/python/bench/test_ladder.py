@@ -213,7 +213,8 @@ def test_a_prompt_and_its_decoded_half_diverge_as_if_all_was_decoded(
     }
     f16 = Scored(model, {"kv": "f16", "n_threads": 1})
     q3 = Scored(model, {"kv": "q3", "n_threads": 1})
-    whole = perplexity(q3, text, n_ctx=256, chunks=3, decode=True, against=f16)
+    # one sequence: where several lie in a cache changes the order of sums, and q3 shows that, by up to 15 %
+    whole = perplexity(q3, text, n_ctx=256, chunks=3, decode=True, against=f16, parallel=1)
     assert whole["kld"]["mean"] > 0.01
     for result in found.values():
         assert result["tokens"] == whole["tokens"]
