@@ -111,8 +111,10 @@ class SessionOptions(CachePolicy, RowFormats):
     def reference(self, kv: str) -> SessionOptions:
         """The same sizes and threads with another cache: which tokens it keeps exact or evicts is its own
         affair."""
-        others = {each.name: each.default for of in (RowFormats, CachePolicy) for each in fields(of)}
-        return replace(self, **{**others, "kv": kv, "kv_budget": None})
+        own: dict[str, Any] = {
+            each.name: each.default for of in (RowFormats, CachePolicy) for each in fields(of)
+        }
+        return replace(self, **own | {"kv": kv, "kv_budget": None})
 
     def keys(self) -> list[str]:
         return [name for name, default in _DEFAULTS.items() if getattr(self, name) != default]

@@ -109,8 +109,9 @@ class SamplingOptions(ServerOptions):
 
     def within(self, n_ctx: int) -> SamplingOptions:
         """The same for a sequence of at most n_ctx tokens: no penalty looks at more, and -1 means all."""
-        windows = {name: getattr(self, name) for name in _WINDOWS}
-        return replace(self, **{name: n_ctx if n == -1 else min(n, n_ctx) for name, n in windows.items()})
+        given = {name: getattr(self, name) for name in _WINDOWS}
+        windows: dict[str, Any] = {name: n_ctx if n == -1 else min(n, n_ctx) for name, n in given.items()}
+        return replace(self, **windows)
 
     @property
     def n_seen(self) -> int:
