@@ -45,7 +45,7 @@ def test_waterfill_at_full_rank_is_the_original(model: str, prefer: str, room: P
     ids, path = token_ids(), tmp_path / "whole.gguf"
     expected = expected_logits(room / model, ids)
     for windows in (["--sink", "0", "--recent", "0"], WINDOWS):
-        options = ["--prefer", prefer, "--kv-budget", "150%", *windows, *text(room)]
+        options = ["--prefer", prefer, "--kv-budget", "16MiB@256", *windows, *text(room)]
         whole = run(room / model, path, *options)
         ranks = keys(path)["latentkv.k.ranks"]
         assert sum(ranks) == 2 * 64  # two layers, two heads of 32

@@ -29,7 +29,7 @@ def test_logits_equal_transformers(
     expected = expected_logits(checkpoint, ids)
     source = plain(checkpoint, tmp_path / "stock.gguf") if from_gguf else checkpoint
     windows = ("--sink", "0", "--recent", "0", "--calib-tokens", "512", "--calib-window", "128", "--quick")
-    options = ("--kv-budget", "150%", "--prefer", prefer, *windows, "--calib", str(calib))
+    options = ("--kv-budget", "16MiB@256", "--prefer", prefer, *windows, "--calib", str(calib))
     whole = run(source, tmp_path / "whole.gguf", *options)
     assert {layer["k"]["path"] for layer in whole.layers} == {"rebuild" if prefer == "size" else "rotated"}
     assert distance(session(whole).decode(ids, output="all"), expected) < 1e-3

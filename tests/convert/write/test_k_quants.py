@@ -183,7 +183,7 @@ def test_importance_is_the_mean_square_of_what_a_weight_reads(
             assert importance is not None
             assert importance.mean() == pytest.approx(1, rel=1e-5)
     if method == "none":
-        text = calibrate.encode(calibrate.read_text(calib), source)
+        text = calibrate.encode(calibrate.read_texts([calib]), source)
         read = calibrate.Sample.draw(text, 1024, min(128, spec.n_ctx), 0)
         for arrays, expected in zip(found, inputs(directory, read.tokens), strict=True):
             for name, array in arrays.items():

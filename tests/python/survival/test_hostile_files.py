@@ -55,8 +55,8 @@ def test_a_kept_share_that_is_no_number(latent_gguf: Path, tmp_path: Path) -> No
 
 def test_bytes_that_are_no_text(run: Any, latent_gguf: Path, tmp_path: Path) -> None:
     path = tmp_path / "bad.gguf"
-    path.write_bytes(latent_gguf.read_bytes().replace(b"latentkv.block.norm", b"latentkv.block.nor\xff"))
-    said = r"[gguf] expected only latentkv.* keys of version 1 (docs/gguf.md); got 'latentkv.block.nor\xff'"
+    path.write_bytes(latent_gguf.read_bytes().replace(b"latentkv.k.energy", b"latentkv.k.energ\xff"))
+    said = r"[gguf] expected only latentkv.* keys of version 1 (docs/gguf.md); got 'latentkv.k.energ\xff'"
     with pytest.raises(ValueError) as error:  # noqa: PT011
         core().Model(str(path))
     assert type(error.value) is core().Error
