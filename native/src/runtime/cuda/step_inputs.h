@@ -105,7 +105,7 @@ private:
     int next_pinned_ = 0;
     int n_ubatch_ = 0;
     int n_unseen_ = 0;  // tokens of a batch that attends to its own rows
-    // Of the same cells: before which slot all marks in use are. New slots need not follow each other, and what lies between is free here too.
+    // For each region: all marks in use lie before this slot. New slots need not be neighbours; those between them are free here too.
     std::vector<int> marked_;
 };
 
