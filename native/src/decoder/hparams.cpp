@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "decoder/number.h"
 #include "decoder/rope.h"
 
 namespace lkv {
@@ -70,11 +71,7 @@ std::vector<HeadShape> read_heads(const GgufFile& file, const HParams& h) {
         };
         const auto within = [&](const std::string& name, int64_t low, int64_t high, int64_t absent) {
             const auto [found, key] = find(name);
-            const int64_t value = found ? int64_t{*found} : absent;
-            if (value < low || value > high) {
-                fail(key, "expected a value from ", low, " to ", high, "; got ", value);
-            }
-            return static_cast<int>(value);
+            return check_within(key, found ? int64_t{*found} : absent, low, high);
         };
         if (!h.attends(il)) {  // keys may say that it has no heads
             heads.emplace_back();
@@ -158,11 +155,7 @@ public:
     // Errors: Error for a missing key, or a number that is not from `low` to `high`.
     int need(const std::string& name, int64_t low, int64_t high) const {
         const auto found = find_layers_u32(file_, dot_ + name, h_.n_layer);
-        const int64_t value = found ? *found : file_.get_u32(dot_ + name);
-        if (value < low || value > high) {
-            fail(dot_ + name, "expected a value from ", low, " to ", high, "; got ", value);
-        }
-        return static_cast<int>(value);
+        return check_within(dot_ + name, found ? *found : file_.get_u32(dot_ + name), low, high);
     }
     int find(const std::string& name, int64_t low, int64_t high, int absent) const {
         return has(name) ? need(name, low, high) : absent;

@@ -1,4 +1,4 @@
-// A whole number that a file must have, within limits.
+// Whole numbers of a file, within limits.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,15 @@
 
 namespace lkv {
 
-inline int number_within(const GgufFile& file, const std::string& key, int64_t low, int64_t high) {
-    const int64_t value = file.get_u32(key);
+// Errors: Error for a value that is not from `low` to `high`. key: where it was read.
+inline int check_within(const std::string& key, int64_t value, int64_t low, int64_t high) {
     if (value < low || value > high) fail(key, "expected a value from ", low, " to ", high, "; got ", value);
     return static_cast<int>(value);
+}
+
+// Errors: Error for a missing key, or a number that is not from `low` to `high`.
+inline int number_within(const GgufFile& file, const std::string& key, int64_t low, int64_t high) {
+    return check_within(key, file.get_u32(key), low, high);
 }
 
 }  // namespace lkv

@@ -38,24 +38,23 @@ def no_gguf(path: str | Path, converting: bool = False) -> LatentKVError | None:
 
 def _folder(folder: Path) -> LatentKVError:
     files = sorted(folder.glob("*.gguf"))
-    if files:
-        hint = f"write {files[0]}"
-    elif (folder / "config.json").is_file():
-        hint = f"latentkv convert {folder} -o OUT.gguf makes one of this checkpoint"
-    else:
-        hint = ""
+    hint = f"write {files[0]}" if files else _of_checkpoint(folder)
     return expected("model", "a GGUF", f"the directory {folder}", hint)
+
+
+def _of_checkpoint(folder: Path, converting: bool = False) -> str:
+    """What to do with the checkpoint of a directory; "" for a directory without one."""
+    if not (folder / "config.json").is_file():
+        return ""
+    return (
+        f"pass its directory {folder}"
+        if converting
+        else f"latentkv convert {folder} -o OUT.gguf makes one of this checkpoint"
+    )
 
 
 def _kind(head: bytes, path: Path, converting: bool) -> tuple[str, str]:
     """What a file is by its first bytes, and what to do; "" for a GGUF, and for what nobody knows."""
-    folder = path.parent
-    if not (folder / "config.json").is_file():
-        checkpoint = ""
-    elif converting:
-        checkpoint = f"pass its directory {folder}"
-    else:
-        checkpoint = f"latentkv convert {folder} -o OUT.gguf makes one of this checkpoint"
     if head[:4] == b"GGUF":
         return "", ""
     if not head:
@@ -67,9 +66,9 @@ def _kind(head: bytes, path: Path, converting: bool) -> tuple[str, str]:
     if head[:4] in _OLD:
         return "a model file of an early llama.cpp", "download the model as a GGUF"
     if head[8:9] == b"{" or path.suffix == ".safetensors":
-        return "the checkpoint file", checkpoint
+        return "the checkpoint file", _of_checkpoint(path.parent, converting)
     if head[:4] == b"PK\x03\x04":
-        return "a ZIP archive or a PyTorch checkpoint", checkpoint
+        return "a ZIP archive or a PyTorch checkpoint", _of_checkpoint(path.parent, converting)
     if path.name == "config.json":
-        return "a checkpoint's", checkpoint
+        return "a checkpoint's", _of_checkpoint(path.parent, converting)
     return "", ""

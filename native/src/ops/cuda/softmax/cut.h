@@ -35,6 +35,13 @@ constexpr int enough_parts = 64;
 
 // Parts of few tokens are merged by a few thread blocks a head, which count each other.
 constexpr int most_counted_tokens = 8;
+
+// Of `apart` parts of all tokens, how many one token may have: sums of all have room for that many each.
+constexpr int most_parts_of_token(int apart, int n_tokens) {
+    const int share = 4 * apart / n_tokens > 8 ? 4 * apart / n_tokens : 8;
+    return share < apart ? share : apart;
+}
+
 LKV_HD constexpr int merge_counters(int n_head, int n_kv) {
     return n_kv * ((most_counted_tokens * (n_head / n_kv) + 3) / 4);
 }

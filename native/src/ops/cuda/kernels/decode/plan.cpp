@@ -35,7 +35,7 @@ int decode_parts(const CutProblem& a, int capacity, int resident) {
 void share_out_parts(CutProblem& a, int resident) {
     const int row_blocks = (rows_of(a) / a.n_tokens + decode_rows - 1) / decode_rows;
     a.apart = std::clamp(resident / (a.n_kv / a.unit * row_blocks), 1, 128);
-    a.n_split = std::min(a.apart, std::max(8, 4 * a.apart / a.n_tokens));
+    a.n_split = most_parts_of_token(a.apart, a.n_tokens);
 }
 
 // A head's dimensions as plane_dim orders them (-1: none).

@@ -110,7 +110,7 @@ const char* plan_mla_rows(const Request& request, Plan& a, MlaPlan& plan) {
             a.n_split = a.apart = parts(device.n_multiprocessors);
             // a token of many may not have all parts, whose sums all have room for
             if (a.n_tokens > most_counted_tokens) {
-                a.n_split = std::min(a.apart, std::max(8, 4 * a.apart / a.n_tokens));
+                a.n_split = most_parts_of_token(a.apart, a.n_tokens);
             }
             return nullptr;
         }
