@@ -27,7 +27,8 @@ public:
           shape_(from.shape),
           graph_(graph),
           ctx_(graph.context.get()),
-          ops_(ctx_, h_, from.shape.on_gpu && from.shape.n_tokens <= small_batch) {}
+          ops_(ctx_, h_, from.shape.on_gpu && from.shape.n_tokens <= small_batch,
+               from.shape.on_gpu && from.shape.n_tokens <= recorded_batch) {}
 
     void build();
 

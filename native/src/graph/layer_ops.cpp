@@ -30,8 +30,12 @@ ggml_tensor* LayerOps::clamp(ggml_tensor* x) const {
 }
 
 ggml_tensor* LayerOps::held(ggml_tensor* x) const {
-    if (keeps_) ggml_set_output(x->view_src != nullptr ? x->view_src : x);
+    if (holds_) ggml_set_output(x->view_src != nullptr ? x->view_src : x);
     return x;
+}
+
+void LayerOps::kept(ggml_tensor* x) const {
+    if (keeps_) ggml_set_output(x->view_src != nullptr ? x->view_src : x);
 }
 
 ggml_tensor* LayerOps::as_rows(ggml_tensor* x, int64_t n_tokens) const {

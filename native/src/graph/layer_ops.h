@@ -8,8 +8,9 @@ namespace lkv {
 
 class LayerOps {
 public:
-    // keeps: tensors that held() is given keep their memory until the graph has run.
-    LayerOps(ggml_context* ctx, const HParams& hparams, bool keeps) : ctx_(ctx), h_(hparams), keeps_(keeps) {}
+    // holds, keeps: tensors that held() or kept() is given keep their memory until the graph has run.
+    LayerOps(ggml_context* ctx, const HParams& hparams, bool holds, bool keeps)
+        : ctx_(ctx), h_(hparams), holds_(holds), keeps_(keeps) {}
 
     ggml_context* context() const { return ctx_; }
 
@@ -22,12 +23,15 @@ public:
     ggml_tensor* rotate(ggml_tensor* x, ggml_tensor* hadamard) const;
     // The tensors that lead to K, V and Q keep their memory: a GPU computes them concurrently, so none may overwrite another.
     ggml_tensor* held(ggml_tensor* x) const;
+    // Queries that a GPU's own product reads, in steps of more tokens too.
+    void kept(ggml_tensor* x) const;
     // [.., n_tokens] as one row a token.
     ggml_tensor* as_rows(ggml_tensor* x, int64_t n_tokens) const;
 
 private:
     ggml_context* ctx_;
     const HParams& h_;
+    bool holds_;
     bool keeps_;
 };
 

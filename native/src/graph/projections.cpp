@@ -27,7 +27,8 @@ ggml_tensor* Projections::tempered(ggml_tensor* q) const {
 }
 
 ggml_tensor* Projections::project(ggml_tensor* q, const LayerWeights& layer) const {
-    // heads of one KV head share its E_q
+    // heads of one KV head share its E_q; a GPU reads them where they are
+    ops_.kept(q);
     return ops_.held(swapped(ctx_, ops_.held(ggml_mul_mat(ctx_, layer.attn_q_e, ops_.held(swapped(ctx_, q))))));
 }
 

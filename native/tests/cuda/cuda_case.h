@@ -74,16 +74,20 @@ public:
 
     // apart: tokens may read the slots of their own sequences alone
     explicit DeviceCase(const LatentAttnParams& p, const cuda::Device& device = device_limits(), bool apart = false) {
-        const int last = p.n_regions - 1;
-        const int steps = (p.regions[last].n_slots + cuda::step_slots - 1) / cuda::step_slots;
-        int32_t* const own_counts = apart ? keep(std::vector<int32_t>(static_cast<size_t>(p.n_tokens), -1)) : nullptr;
-        int32_t* const own_steps =
-            apart ? keep(std::vector<int32_t>(static_cast<size_t>(p.n_tokens) * static_cast<size_t>(steps), -1))
-                  : nullptr;
-        cuda::Problem problem{};
-        problem.own = {own_counts, own_steps, steps};
+        cuda::FindStepsArgs find{};
         int capacity = 0;
-        for (int r = 0; r < p.n_regions; r++) capacity += p.regions[r].n_slots;
+        for (int r = 0; r < p.n_regions; r++) {
+            capacity += p.regions[r].n_slots;
+            find.capacity += (p.regions[r].n_slots + cuda::step_slots - 1) / cuda::step_slots;
+        }
+        cuda::Problem problem{};
+        if (apart) {
+            const auto n = static_cast<size_t>(p.n_tokens);
+            find.begins = keep(std::vector<int32_t>(n, -1));
+            find.ends = keep(std::vector<int32_t>(n, -1));
+            find.steps = keep(std::vector<int32_t>(n * static_cast<size_t>(find.capacity), -1));
+            problem.own = {nullptr, find.ends, find.steps, find.capacity};
+        }
         args = cuda::plan_attention({p, capacity, device}, problem);
         args.q = keep(p.q, static_cast<size_t>(p.n_tokens) * static_cast<size_t>(p.n_head * p.q_width));
         args.q_pos = keep(p.q_pos, static_cast<size_t>(p.n_tokens));
@@ -128,8 +132,10 @@ public:
         }
         args.n_slots = keep(n_slots);
         if (apart) {
-            const cuda::FindStepsArgs find{
-                args.q_seq, args.regions[last].seq, args.n_slots + last, own_counts, own_steps, steps};
+            find.q_seq = args.q_seq;
+            for (int r = 0; r < p.n_regions; r++) find.seq[r] = args.regions[r].seq;
+            find.n_slots = args.n_slots;
+            find.n_regions = p.n_regions;
             cuda_check(cuda::find_own_steps(find, p.n_tokens, nullptr), "finding own steps");
         }
         args.whole = cuda::whole_region(p.n_kv, p.head_dim, [this](const auto& host) { return keep(host); });

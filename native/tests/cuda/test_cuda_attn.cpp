@@ -12,6 +12,7 @@
 #include "ops/cuda/gpu/chain.cuh"
 #include "ops/cuda/kernels/expand/layout.h"
 #include "ops/cuda/step/early_start.h"
+#include "ops/cuda/step/heads_product.h"
 #include "ops/cuda/step/product.h"
 
 namespace {
@@ -664,6 +665,9 @@ void rows_apart() {
         {"three of 12 rows, in parts", c3, 64, 1, 12, 3, 500, {}, true, 20, 0, false, q3, true},
         {"twenty and a window", c4, 64, 2, 2, 20, 90, {}, true, 0, 60, false, f16, true},
         {"four that ask one of three", c2, 256, 1, 4, 3, 300, {1, 1, 1, 1}, true, 9, 0, false, q2, false},
+        {"exact windows alone", f16, 128, 2, 6, 9, 90, {}, true, 0, 0, false, none, true},
+        {"three windows in parts", f16, 64, 2, 4, 3, 500, {0, 2}, true, 12, 0, false, none, true},
+        {"windows beside other rows", q8_0, 128, 2, 4, 4, 200, {}, true, 9, 0, false, none, true},
         {"latents that mla/ does not take", q3, 64, 2, 3, 3, 300, {}, true, 9, 0, false, q3, false, 96},
         {"nine such", q6, 128, 2, 4, 9, 80, {}, true, 20, 0, false, q6, false, 64},
     };
@@ -706,6 +710,47 @@ void rows_apart() {
         CHECK_MSG(error <= tolerance_of(s), s.name + ": relative error " + std::to_string(error));
         CHECK_MSG(relative_error(device.run(), c.oracle(Perturb::score)) > tolerance_of(s),
                   s.name + ": scores 1 % off go unseen");
+    }
+}
+
+// Latents of several sequences beside their exact windows: each, both or neither of them apart.
+void apart_beside() {
+    const auto shape = [](const char* name, int n_seq, int n_past) {
+        AttnShape s;
+        s.name = name;
+        s.head_dim = 64;
+        s.n_kv = 4;
+        s.rep = 3;
+        s.n_seq = n_seq;
+        s.n_past = n_past;
+        s.uniform = s.permute = true;
+        s.seed = static_cast<unsigned>(2900 + n_seq);
+        return s;
+    };
+    for (const int n_seq : {3, 20}) {
+        AttnShape full = shape("windows apart", n_seq, 70);
+        AttnShape latents = shape("latents apart", n_seq, 150);
+        full.k_formats = full.v_formats = {Format::f16, Format::f16};
+        full.region_tokens = {4, 20};
+        latents.k_group = latents.v_group = 4;
+        latents.k_ranks = latents.v_ranks = {192};
+        latents.v_latent = true;
+        latents.k_formats = latents.v_formats = {Format::q4};
+        const lkv::test::Beside c{AttnCase(full), AttnCase(latents)};
+        for (const auto& [windows, middle] : {std::pair{true, true}, {true, false}, {false, true}, {false, false}}) {
+            DeviceCase of_full(c.full.params, lkv::test::device_limits(), windows);
+            DeviceCase of_latents(c.latents.params, lkv::test::device_limits(), middle);
+            CHECK((of_full.args.apart > 0) == windows && (of_latents.args.apart > 0) == middle);
+            if (n_seq == 3 && windows) {
+                of_full.args.apart = of_full.args.n_split = 9;
+                of_full.args.least_tiles = 1;
+            }
+            of_latents.keeps_parts = true;
+            const std::vector<float> got = of_latents.run_beside(of_full);
+            const double error = relative_error(got, c.oracle());
+            CHECK_MSG(error <= tolerance_of(latents), full.name + ": relative error " + std::to_string(error));
+            CHECK_MSG(relative_error(got, c.oracle(Perturb::score)) > tolerance_of(latents), full.name);
+        }
     }
 }
 
@@ -1339,6 +1384,49 @@ void products() {
     }
 }
 
+// Heads of several tokens times their groups' matrices: rows and vectors that fill no thread block, channels of several turns.
+void products_of_heads() {
+    struct Shape {
+        int n_in, n_out, n_matrices, heads_of_matrix, n_tokens;
+    };
+    for (const Shape& of : {Shape{128, 192, 2, 6, 9}, Shape{64, 40, 4, 1, 2}, Shape{96, 65, 3, 2, 3},
+                            Shape{32, 16, 1, 5, 64}, Shape{512, 70, 2, 1, 7}, Shape{288, 33, 2, 3, 5}}) {
+        std::mt19937 random(8);
+        std::normal_distribution<float> normal;
+        const int n_heads = of.n_matrices * of.heads_of_matrix;
+        std::vector<uint16_t> w(static_cast<size_t>(of.n_matrices) * static_cast<size_t>(of.n_out * of.n_in));
+        std::vector<float> x(static_cast<size_t>(of.n_tokens * n_heads) * static_cast<size_t>(of.n_in));
+        for (uint16_t& v : w) v = lkv::half_from_float(normal(random));
+        for (float& v : x) v = normal(random);
+        const DeviceBuffer device_w(w);
+        const DeviceBuffer device_x(x);
+        const DeviceBuffer y(static_cast<size_t>(of.n_tokens * n_heads) * static_cast<size_t>(of.n_out) *
+                             sizeof(float));
+        cuda_check(cudaMemset(y.as<void>(), 0xff, y.bytes()), "a memset");
+        cuda_check(lkv::cuda::multiply_heads(
+                       {device_w.as<uint16_t>(), device_x.as<float>(), y.as<float>(), of.n_in,
+                        int64_t{of.n_in} * of.n_out, of.n_in, of.n_out, of.n_matrices, of.heads_of_matrix, of.n_tokens},
+                       nullptr),
+                   "multiply_heads");
+        cuda_check(cudaDeviceSynchronize(), "products of heads");
+        std::vector<double> want;
+        for (int i = 0; i < of.n_tokens * n_heads; i++) {
+            const uint16_t* const matrix =
+                w.data() + static_cast<ptrdiff_t>(of.n_in) * of.n_out * (i % n_heads / of.heads_of_matrix);
+            for (int r = 0; r < of.n_out; r++) {
+                double sum = 0;
+                for (int d = 0; d < of.n_in; d++) {
+                    sum += double{lkv::half_to_float(matrix[r * of.n_in + d])} *
+                           double{x[static_cast<size_t>(i) * static_cast<size_t>(of.n_in) + static_cast<size_t>(d)]};
+                }
+                want.push_back(sum);
+            }
+        }
+        const double error = relative_error(y.download<float>(), want);
+        CHECK_MSG(error < 1e-5, "heads of " + std::to_string(of.n_in) + " channels: " + std::to_string(error));
+    }
+}
+
 #if CUDART_VERSION >= 12030
 // Which of a recording's products, by their results, depends on which, and how.
 std::map<std::pair<int, int>, cudaGraphEdgeData> dependencies(cudaGraph_t graph, const std::vector<DeviceBuffer>& y) {
@@ -1911,6 +1999,7 @@ int main(int argc, char** argv) {
     run("mla_scales", true, mla_scales);
     run("apart", true, apart);
     run("rows_apart", true, rows_apart);
+    run("apart_beside", true, apart_beside);
     run("one_row", true, one_row);
     run("random_regions", true, [] { random_regions(1, 60); });
     run("rows", true, rows);
@@ -1923,6 +2012,7 @@ int main(int argc, char** argv) {
     run("turned_heads", true, turned_heads);
     run("rotated_results", true, rotated_results);
     run("products", true, products);
+    run("products_of_heads", true, products_of_heads);
     run("delta_nets", true, lkv::test::delta_nets);
     run("recorded_steps", true, recorded_steps);
     run("shared_latents", true, shared_latents);

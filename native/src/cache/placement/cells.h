@@ -114,7 +114,7 @@ private:
     int n_used_ = 0;
     int end_ = 0;
     size_t first_free_ = 0;   // no block below that of this word is free
-    size_t first_empty_ = 0;  // no word below this one is without a used slot
+    int first_empty_ = 0;     // no run below this one is without a used slot
 };
 
 }  // namespace lkv

@@ -53,13 +53,20 @@ struct RegionArgs {
 };
 
 // Steps of step_slots slots that hold tokens of a query token's sequence, a list a token: where a batch's tokens are of several sequences,
-// or a cache holds others, a token may read its own alone (mla/).
+// or a cache holds others, a token may read its own alone. Regions follow one another, each ascending; a problem may have a part of a list.
 struct OwnSteps {
-    const int32_t* counts;  // [n_tokens]; null: tokens read all slots
-    const int32_t* steps;   // [n_tokens, capacity], ascending
+    const int32_t* begins;  // [n_tokens]; null: 0
+    const int32_t* ends;    // [n_tokens]; null: tokens read all slots
+    const int32_t* steps;   // [n_tokens, capacity], the region above step_bits
     int32_t capacity;
 };
 constexpr int step_slots = 32;
+constexpr int step_bits = 28;
+// A step's region in a problem, which has all regions of the list or the last one alone; and its first slot.
+LKV_HD constexpr int region_of_step(int step, int n_regions) {
+    return step >> step_bits < n_regions ? step >> step_bits : n_regions - 1;
+}
+LKV_HD constexpr int slot_of_step(int step) { return (step & ((1 << step_bits) - 1)) * step_slots; }
 
 struct Problem {
     const float* q;  // [n_tokens, n_head, q_width]

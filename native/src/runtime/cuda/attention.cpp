@@ -36,10 +36,13 @@ PartBytes Attention::prepare(const Graph& graph, cudaStream_t stream) {
         const Layer& layer = layers_[node.row_layer];
         bool& alone = middle_alone_[layer.in_ring ? 1 : 0];
         alone = alone && layer.middle_alone;
-        const bool may_be_apart = node.latents && node.latents->n_tokens <= most_direct_tokens &&
-                                  inputs_.own_steps(layer.in_ring).counts != nullptr;
-        if (const Plan* const args = may_be_apart ? plan(node, false, true) : nullptr) hold(of[0], *args);
         for (const bool full : {false, true}) {
+            const std::optional<LatentAttnParams>& params = full ? node.full : node.latents;
+            const bool may_be_apart = params && params->n_tokens <= most_direct_tokens &&
+                                      inputs_.own_steps(reads(layer, full), layer.in_ring).ends != nullptr;
+            if (const Plan* const apart = may_be_apart ? plan(node, full, true) : nullptr) {
+                hold(of[full ? 1 : 0], *apart);
+            }
             const Plan* const args = plan(node, full, false);
             if (args == nullptr) continue;  // so is the last layer of a graph without outputs, which only stores
             hold(of[full ? 1 : 0], *args);
@@ -77,8 +80,24 @@ int Attention::launched_slots(bool in_ring) const {
     return in_use <= slots ? slots : round_up(in_use, chunk);
 }
 
+int Attention::variant() const {
+    int variant = 0;
+    for (const bool in_ring : {false, true}) {
+        for (const Reads what : {Reads::windows, Reads::middle}) {
+            variant = 2 * variant + (inputs_.apart(what, in_ring) ? 1 : 0);
+        }
+    }
+    return variant;
+}
+
+Reads Attention::reads(const Layer& layer, bool full) {
+    if (full) return Reads::windows;
+    return layer.middle_alone ? Reads::middle : Reads::all;
+}
+
 const Plan* Attention::plan(const AttentionNode& node, bool full) {
-    return plan(node, full, !full && inputs_.apart(layers_[node.row_layer].in_ring));
+    const Layer& layer = layers_[node.row_layer];
+    return plan(node, full, inputs_.apart(reads(layer, full), layer.in_ring));
 }
 
 const Plan* Attention::plan(const AttentionNode& node, bool full, bool apart) {
@@ -97,7 +116,7 @@ const Plan* Attention::plan(const AttentionNode& node, bool full, bool apart) {
     LatentAttnParams p = *params;
     int capacity = inputs_.exact();
     if (full) {
-        const bool with_own = p.n_tokens > small_batch;
+        const bool with_own = p.n_tokens > small_batch && !apart;
         capacity += with_own ? p.n_tokens : 0;
         layers_.describe_full(layer, p, with_own);
     } else {
@@ -105,7 +124,7 @@ const Plan* Attention::plan(const AttentionNode& node, bool full, bool apart) {
     }
     Problem args = problem.constant;
     std::copy_n(problem.regions, max_regions, args.regions);
-    if (apart) args.own = inputs_.own_steps(layer.in_ring);
+    if (apart) args.own = inputs_.own_steps(reads(layer, full), layer.in_ring);
     args.v_hadamard = node.v_hadamard;
     // Full rows are attended to by a thread block a KV head, two of them on a multiprocessor; six more for what begins anywhere. 8B at 14 %,
     // depth 4096: 3.84, 3.87, 3.45 and 3.43 ms a step with 4, 6, 10 and 16 left free.
@@ -177,7 +196,7 @@ cudaError_t Attention::attend_full(const ggml_tensor* dst, const AttentionNode& 
         rows.own_v_to = layers_.own_rows(true);
         rows.n_own = args.n_tokens;
     }
-    if (args.n_tokens > small_batch) {
+    if (args.n_regions > node.full->n_regions) {
         RegionArgs& own = args.regions[args.n_regions - 1];
         own.k_rows = layers_.own_rows(false);
         own.v_rows = layers_.own_rows(true);

@@ -45,7 +45,7 @@ public:
     // full: of the problem of full rows. Null where the node has no such problem.
     const Plan* plan(const AttentionNode& node, bool full);
     // What else than slots a recorded step depends on.
-    int variant() const { return (inputs_.apart(false) ? 1 : 0) | (inputs_.apart(true) ? 2 : 0); }
+    int variant() const;
 
     // K's rows, V's, or both
     cudaError_t store(const ggml_tensor* dst, const AttentionNode& node, bool with_k, bool with_v, cudaStream_t stream);
@@ -57,6 +57,7 @@ public:
 
 private:
     const Plan* plan(const AttentionNode& node, bool full, bool apart);
+    static Reads reads(const Layer& layer, bool full);
     Plan run_args(const ggml_tensor* dst, const AttentionNode& node, bool full);
     // A whole softmax over one problem and the layer's sinks.
     cudaError_t attend_alone(const Plan& args, const Sinks& sinks, cudaStream_t stream);

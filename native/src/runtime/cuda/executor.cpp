@@ -356,15 +356,18 @@ ggml_status CudaGpu::run(ggml_cgraph* graph, int first, int end, const Lane& lan
     };
     for (int i = first; i < end; i++) {
         const ggml_tensor* const node = ggml_graph_node(graph, i);
+        const std::optional<cuda::HeadsProductArgs> heads = products_.heads_product_of(node);
         const std::optional<cuda::ProductArgs> product = products_.product_of(node);
-        const bool turned = products_.turned(node);
+        const bool left_out = products_.turned(node) || products_.swaps(node);
         const std::optional<cuda::TurnArgs> turn = products_.turning(node);
-        if (node->op != GGML_OP_CUSTOM && !product && !turned && !turn) continue;
+        if (node->op != GGML_OP_CUSTOM && !heads && !product && !left_out && !turn) continue;
         ggml_status status = ordinary(first, i);
         if (status != GGML_STATUS_SUCCESS) return status;
         first = i + 1;
-        if (turned) continue;
-        if (turn) {
+        if (left_out) continue;
+        if (heads) {
+            status = started(cuda::multiply_heads(*heads, lane.stream()), node);
+        } else if (turn) {
             status = started(cuda::turn_heads(*turn, lane.stream()), node);
         } else if (product) {
             status = started(cuda::multiply(*product, lane.stream()), node);

@@ -2,10 +2,12 @@
 // token with the Hadamard rotation after it. Everything else is ggml-cuda's.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <set>
 
 #include "ggml.h"
+#include "ops/cuda/step/heads_product.h"
 #include "ops/cuda/step/product.h"
 #include "ops/cuda/step/turn.h"
 #include "runtime/cuda/layer_tables.h"
@@ -22,6 +24,10 @@ public:
 
     // The latents' factors times a few tokens.
     std::optional<ProductArgs> product_of(const ggml_tensor* node) const;
+    // The same of several tokens' heads, which are not put beside one another first.
+    std::optional<HeadsProductArgs> heads_product_of(const ggml_tensor* node) const;
+    // What put them there, or puts the results back.
+    bool swaps(const ggml_tensor* node) const { return swaps_.contains(node); }
     // RoPE of one token by a kernel that lets what follows be set up: ggml-cuda's of neighbouring dimensions does not, and attention's
     // thread blocks would come when it ends. Or the Hadamard rotation of what RoPE made: both in one launch.
     std::optional<TurnArgs> turning(const ggml_tensor* node) const;
@@ -36,6 +42,8 @@ private:
     // RoPE of the one token whose heads this product or rotation takes, or null.
     const ggml_tensor* rope_of(const ggml_tensor* product) const;
     void find_turned(ggml_cgraph* graph);
+    void find_heads(ggml_cgraph* graph);
+    bool is_heads_product(const ggml_tensor* node) const;
 
     const LayerTables& layers_;
     const StepInputs& inputs_;
@@ -43,6 +51,8 @@ private:
     const ggml_tensor* positions_ = nullptr;  // of the graph's tokens
     std::set<const ggml_tensor*> turned_;
     std::set<const ggml_tensor*> read_otherwise_;
+    std::map<const ggml_tensor*, ggml_tensor*> results_of_;  // of products of several tokens' heads
+    std::set<const ggml_tensor*> swaps_;
 };
 
 }  // namespace lkv::cuda

@@ -37,9 +37,8 @@ void StepInputs::attach(const KvCache& cache) {
     for (const int in_ring : {0, 1}) {
         // tokens of layers that evict read all slots
         if (cache.options().n_seq_max == 1 || middle_[in_ring] == 0 || (in_ring == 0 && evicts)) continue;
-        const size_t words =
-            static_cast<size_t>(most_direct_tokens) * (1 + static_cast<size_t>(steps_of(middle_[in_ring])));
-        own_[in_ring] = DeviceMemory(words * sizeof(int32_t));
+        const auto lists = static_cast<size_t>(2 + list_capacity(in_ring != 0));
+        own_[in_ring] = DeviceMemory(static_cast<size_t>(most_direct_tokens) * lists * sizeof(int32_t));
     }
     cells_version_ = ~uint64_t{0};
     n_ubatch_ = cache.options().n_ubatch;
@@ -116,35 +115,45 @@ void StepInputs::put_evicting(const KvCache& cache, const BatchSlots& batch, int
     }
 }
 
-OwnSteps StepInputs::own_steps(bool in_ring) const {
+// Steps that a token's list has room for.
+int StepInputs::list_capacity(bool in_ring) const { return steps_of(exact_) + n_regions_ + steps_of(middle(in_ring)); }
+
+OwnSteps StepInputs::own_steps(Reads what, bool in_ring) const {
     const DeviceMemory& memory = own_[in_ring ? 1 : 0];
     if (memory.bytes() == 0) return {};
-    const auto* const counts = memory.as<int32_t>();
-    return {counts, counts + most_direct_tokens, steps_of(middle_[in_ring ? 1 : 0])};
+    const auto* const begins = memory.as<int32_t>();
+    const int32_t* const ends = begins + most_direct_tokens;
+    return {what == Reads::middle ? begins : nullptr, what == Reads::windows ? begins : ends, ends + most_direct_tokens,
+            list_capacity(in_ring)};
 }
 
 void StepInputs::find_apart(const KvCache& cache, const BatchSlots& batch, cudaStream_t stream) {
     const auto n = static_cast<int>(batch.pos.size());
-    const int middle = n_regions_ - 1;
+    const Placement& placement = cache.placement();
+    int64_t exact = 0;  // slots of the windows in use
+    for (int r = 0; r + 1 < n_regions_; r++) exact += placement.cells(r).end();
     for (const int in_ring : {0, 1}) {
-        apart_[in_ring] = false;
-        if (own_[in_ring].bytes() == 0 || n > most_direct_tokens) continue;
-        const int64_t in_use =
-            in_ring != 0 ? cache.placement().ring()->cells().end() : cache.placement().cells(middle).end();
+        apart_[in_ring] = windows_apart_[in_ring] = false;
+        if (own_[in_ring].bytes() == 0 || n > most_direct_tokens || batch.own_rows) continue;
+        const int64_t others = in_ring != 0 ? placement.ring()->cells().end() : placement.cells(n_regions_ - 1).end();
         int64_t seen = 0;
+        int64_t seen_exact = 0;
         for (const int32_t pos : batch.pos) {
-            seen += in_ring != 0 ? std::min(pos + 1, cache.placement().ring()->window()) : pos + 1;
+            seen += in_ring != 0 ? std::min(pos + 1, placement.ring()->window()) : pos + 1;
+            seen_exact += std::min(pos + 1, placement.options().sink + placement.options().window(pos + 1) + demotion_batch);
         }
-        apart_[in_ring] = less_work_apart(n, seen, in_use);
-        if (!apart_[in_ring]) continue;
-        const OwnSteps own = own_steps(in_ring != 0);
+        apart_[in_ring] = less_work_apart(n, seen, others);
+        windows_apart_[in_ring] = less_work_apart(n, seen_exact, exact);
+        if (!apart_[in_ring] && !windows_apart_[in_ring]) continue;
         FindStepsArgs args{};
         args.q_seq = q_seq();
-        args.seq = seq(middle, in_ring);
-        args.n_slots = n_middle(in_ring);
-        args.counts = own_[in_ring].as<int32_t>();
-        args.steps = args.counts + most_direct_tokens;
-        args.capacity = own.capacity;
+        for (int r = 0; r < n_regions_; r++) args.seq[r] = seq(r, in_ring);
+        args.n_slots = n_slots(in_ring);
+        args.n_regions = n_regions_;
+        args.begins = own_[in_ring].as<int32_t>();
+        args.ends = args.begins + most_direct_tokens;
+        args.steps = args.ends + most_direct_tokens;
+        args.capacity = list_capacity(in_ring != 0);
         check(find_own_steps(args, n, stream), "finding the slots of a batch's sequences");
     }
 }

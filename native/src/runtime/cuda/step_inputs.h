@@ -13,6 +13,9 @@
 
 namespace lkv::cuda {
 
+// The regions of a problem: the exact windows, the middle (or in its place the ring), or both.
+enum class Reads { windows, middle, all };
+
 class StepInputs {
 public:
     // Once, before any step.
@@ -45,9 +48,9 @@ public:
     const int32_t* pos(int of_region, int cells) const { return pos_[index_of(of_region, cells)].as<int32_t>(); }
     const uint64_t* seq(int of_region, int cells) const { return seq_[index_of(of_region, cells)].as<uint64_t>(); }
 
-    // Whether this step's tokens should be attended to apart (Problem::own), and what they then read of the middle; no counts: of a single sequence.
-    bool apart(bool in_ring) const { return apart_[in_ring ? 1 : 0]; }
-    OwnSteps own_steps(bool in_ring) const;
+    // Whether this step's tokens should be attended to apart (Problem::own), and what they then read; no ends: of a single sequence.
+    bool apart(Reads what, bool in_ring) const { return (what == Reads::windows ? windows_apart_ : apart_)[in_ring ? 1 : 0]; }
+    OwnSteps own_steps(Reads what, bool in_ring) const;
 
     // Slots of the exact windows, and of the middle (under eviction of one layer's).
     int exact() const { return exact_; }
@@ -78,6 +81,7 @@ private:
     const Cells& cells_at(const KvCache& cache, size_t index) const;
     void put_evicting(const KvCache& cache, const BatchSlots& batch, int32_t* to);
     void copy_cells(const KvCache& cache, cudaStream_t stream);
+    int list_capacity(bool in_ring) const;
     void find_apart(const KvCache& cache, const BatchSlots& batch, cudaStream_t stream);
     // The batch's slots hold its tokens, or none that is seen.
     void claim(int n_tokens, bool seen, cudaStream_t stream);
@@ -94,8 +98,9 @@ private:
     int exact_context_ = 0;
     int middle_context_[2] = {};
     bool apart_[2] = {};
-    DeviceMemory own_
-        [2];  // [most_direct_tokens] counts, [the same][steps of the middle, or of the ring]; none of a single sequence
+    bool windows_apart_[2] = {};
+    // begins of the middle, or of the ring, [most_direct_tokens]; ends [the same]; [the same][steps of all regions]. None of a single sequence.
+    DeviceMemory own_[2];
 
     // [n_slots of 3 regions | with the ring | n_full of 3 | n_middle | of the ring | pad | pos | seq | region | slot | sequences as bits
     // (two words each) | slot with the ring], each of the last six n_ubatch long; under eviction after them

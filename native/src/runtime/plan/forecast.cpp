@@ -32,9 +32,15 @@ public:
         shape.end_layer = run.end_layer;
         const size_t bytes = measure(shape, run);
         if (!run.on_gpu()) return bytes;
-        // K, V and Q of every layer keep their memory in a small batch: more than a ubatch's graph where ubatches are short
-        shape.n_tokens = std::min(small_batch, shape.n_tokens);
-        return std::max(bytes, measure(shape, run));
+        // K, V and Q of every layer keep their memory in a small batch: more than a ubatch's graph where ubatches are short; in longer ones Q
+        size_t most = bytes;
+        for (const int n_tokens : {small_batch, recorded_batch}) {
+            if (n_tokens >= shape.n_tokens) continue;
+            GraphShape few = shape;
+            few.n_tokens = n_tokens;
+            most = std::max(most, measure(few, run));
+        }
+        return most;
     }
 
     // A layer of a prompt that is prefilled lazily: all layers are on one device.

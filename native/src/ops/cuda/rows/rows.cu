@@ -203,33 +203,38 @@ __global__ void __launch_bounds__(find_threads) find_steps_kernel(const __grid_c
     __shared__ int found[find_warps];
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    const int n_slots = *p.n_slots;
     const uint64_t own = uint64_t{1} << p.q_seq[blockIdx.x];
     int32_t* const to = p.steps + static_cast<int64_t>(blockIdx.x) * p.capacity;
     int count = 0;
-    for (int first = 0; first * step_slots < n_slots; first += find_warps * steps_of_warp) {
-        uint64_t seq[steps_of_warp];
+    for (int r = 0; r < p.n_regions; r++) {
+        if (threadIdx.x == 0 && r == p.n_regions - 1) p.begins[blockIdx.x] = count;
+        const int n_slots = p.n_slots[r];
+        for (int first = 0; first * step_slots < n_slots; first += find_warps * steps_of_warp) {
+            uint64_t seq[steps_of_warp];
 #pragma unroll
-        for (int k = 0; k < steps_of_warp; k++) {
-            const int slot = (first + warp * steps_of_warp + k) * step_slots + lane;
-            seq[k] = slot < n_slots ? p.seq[slot] : 0;
-        }
-        uint32_t holds = 0;
-#pragma unroll
-        for (int k = 0; k < steps_of_warp; k++) holds |= __any_sync(0xffffffffu, (seq[k] & own) != 0) ? 1u << k : 0;
-        if (lane == 0) found[warp] = __popc(holds);
-        __syncthreads();
-        int at = count;
-        for (int w = 0; w < find_warps; w++) {
-            if (w == warp && lane < steps_of_warp && (holds >> lane & 1) != 0) {
-                to[at + __popc(holds & ((1u << lane) - 1))] = first + warp * steps_of_warp + lane;
+            for (int k = 0; k < steps_of_warp; k++) {
+                const int slot = (first + warp * steps_of_warp + k) * step_slots + lane;
+                seq[k] = slot < n_slots ? p.seq[r][slot] : 0;
             }
-            at += found[w];
+            uint32_t holds = 0;
+#pragma unroll
+            for (int k = 0; k < steps_of_warp; k++)
+                holds |= __any_sync(0xffffffffu, (seq[k] & own) != 0) ? 1u << k : 0;
+            if (lane == 0) found[warp] = __popc(holds);
+            __syncthreads();
+            int at = count;
+            for (int w = 0; w < find_warps; w++) {
+                if (w == warp && lane < steps_of_warp && (holds >> lane & 1) != 0) {
+                    to[at + __popc(holds & ((1u << lane) - 1))] =
+                        r << step_bits | (first + warp * steps_of_warp + lane);
+                }
+                at += found[w];
+            }
+            count = at;
+            __syncthreads();
         }
-        count = at;
-        __syncthreads();
     }
-    if (threadIdx.x == 0) p.counts[blockIdx.x] = count;
+    if (threadIdx.x == 0) p.ends[blockIdx.x] = count;
 }
 
 }  // namespace

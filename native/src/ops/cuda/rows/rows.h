@@ -49,12 +49,14 @@ struct ClaimArgs {
     int32_t seen;  // 0: they hold nothing yet
 };
 
-// Finds OwnSteps of a region.
+// Finds OwnSteps of all regions.
 struct FindStepsArgs {
-    const int32_t* q_seq;    // [n_tokens]
-    const uint64_t* seq;     // [n_slots]
-    const int32_t* n_slots;  // on the device
-    int32_t* counts;
+    const int32_t* q_seq;              // [n_tokens]
+    const uint64_t* seq[max_regions];  // [n_slots]
+    const int32_t* n_slots;            // [n_regions], on the device
+    int32_t n_regions;
+    int32_t* begins;  // of the last region's steps
+    int32_t* ends;
     int32_t* steps;
     int32_t capacity;
 };

@@ -112,6 +112,7 @@ template <int Per, bool Joins>
 struct MergeShared {
     float shares[merged_rows][Joins ? most_parts : 1];  // of the full rows' parts, normalised
     int full_rows[merged_rows];
+    int full_counts[merged_rows];
     float4 z[64 * Per];  // merged: of a channel its rows
     // sent by each block in turn, rounded up; or of the blocks so far
     float results[merged_rows * most_head_dim + largest_cluster];
@@ -150,7 +151,6 @@ struct MergeBlock {
     const int all = 64 * p.v_blocks;
     const int first_channel = width / 4 * (warp % 4) + 4 * Per * (lane % 4);  // of those that this lane merges
     const int bits = lane / 16 * 4 + lane / 8 % 2 * 2 + lane / 4 % 2;         // counted by bits 4, 3 and 2
-    const int full_count = Joins ? Parts(full).count : 0;
 
     __device__ __forceinline__ int row_at(int row) const {
         const int token = small_quotient(row, rep);
@@ -180,7 +180,9 @@ struct MergeBlock {
     }
 
     // This lane's parts' shares to of[k].x; those of the full rows' parts to shared memory. Returns the inverse of the sum of weights.
-    __device__ __forceinline__ float weigh(float2 (&of)[held_parts], float2 (&beside)[held_parts], int at) const {
+    // full_count: parts of the full rows
+    __device__ __forceinline__ float weigh(float2 (&of)[held_parts], float2 (&beside)[held_parts], int at,
+                                           int full_count) const {
         float top = highest(of);
         if constexpr (Joins) top = fmaxf(top, highest(beside));
         float total = share_out(of, top);
@@ -197,7 +199,10 @@ struct MergeBlock {
             for (int k = 0; k < held_parts; k++) {
                 if (32 * k + lane < full_count) own.shares[warp / 4][32 * k + lane] = beside[k].x * inverse;
             }
-            if (lane == 0) own.full_rows[warp / 4] = at;
+            if (lane == 0) {
+                own.full_rows[warp / 4] = at;
+                own.full_counts[warp / 4] = full_count;
+            }
         }
         return inverse;
     }
@@ -238,8 +243,9 @@ struct MergeBlock {
         if constexpr (Joins) {
             const float* const sums =
                 full.partial + static_cast<int64_t>(own.full_rows[of_row]) * 64 * full.v_blocks + d;
+            const int count = own.full_counts[of_row];
 #pragma unroll 4
-            for (int s = 0; s < full_count; s++) {
+            for (int s = 0; s < count; s++) {
                 const float of = own.shares[of_row][s];
                 if (of > 0.0f) sum += of * __ldcg(sums + static_cast<int64_t>(s) * all_rows * 64 * full.v_blocks);
             }
@@ -398,6 +404,7 @@ __global__ void __launch_bounds__(merge_threads, 1)
     const bool exists = row < of.n_rows;
     int count = exists ? left.parts_of(p, small_quotient(row, of.rep)) : 0;
     const int at = exists ? of.row_at(row) : 0;
+    const int full_count = Joins && exists ? LeftSums(full).parts_of(full, small_quotient(row, of.rep)) : 0;
     wait_for_previous();
     if constexpr (By == Product::none && !Joins && !Left::means) {
         if (p.late_slots != 0) {
@@ -411,7 +418,7 @@ __global__ void __launch_bounds__(merge_threads, 1)
     float2 beside[held_parts];
     Channels x[Block::ahead];
     load_maxima(maxima, p, at, count, of.lane);
-    if constexpr (Joins) load_maxima(beside, full, at, exists ? of.full_count : 0, of.lane);
+    if constexpr (Joins) load_maxima(beside, full, at, full_count, of.lane);
     const auto fetch = [&](int block) {
         const bool has = Block::width * block + of.first_channel < of.all;
         const typename Block::Element* const from = of.channels_of(at, block);
@@ -419,7 +426,7 @@ __global__ void __launch_bounds__(merge_threads, 1)
         for (int k = 0; k < Block::ahead; k++) of.load(x[k], from, k, has ? count : 0);
     };
     fetch(block);
-    const float inverse = of.weigh(maxima, beside, at);
+    const float inverse = of.weigh(maxima, beside, at, full_count);
 #pragma unroll 1
     for (int end = block + n_blocks; block < end; block++) {
         if (By == Product::whole && block > 0) {

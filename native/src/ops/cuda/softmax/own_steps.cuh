@@ -10,19 +10,11 @@ namespace lkv::cuda {
 // whose lanes have a token each and every 32nd after it.
 constexpr int apart_turns = most_direct_tokens / 32;
 
-// Steps of the regions before the last one, which all tokens read.
-__device__ inline int common_steps(const CutProblem& p) {
-    int steps = 0;
-    for (int r = 0; r + 1 < p.n_regions; r++) steps += (__ldg(p.n_slots + r) + step_slots - 1) / step_slots;
-    return steps;
-}
-
 struct ApartShares {
-    uint32_t common;
     uint32_t counts[apart_turns];  // of this lane's tokens
     uint32_t all = 0;
 
-    __device__ explicit ApartShares(const CutProblem& p) : common(static_cast<uint32_t>(common_steps(p))) {
+    __device__ explicit ApartShares(const CutProblem& p) {
         const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
         for (int k = 0; k < apart_turns; k++) {
@@ -42,16 +34,17 @@ struct ApartShares {
 
 private:
     __device__ uint32_t count(const CutProblem& p, int token) const {
-        return common + static_cast<uint32_t>(__ldg(p.own.counts + token));
+        const int begin = p.own.begins != nullptr ? __ldg(p.own.begins + token) : 0;
+        return static_cast<uint32_t>(__ldg(p.own.ends + token) - begin);
     }
 };
 
-// What thread block `index` of a work item has: steps begin … end - 1 of those that a token reads, the common ones and then its own.
+// What thread block `index` of a work item has: steps begin … end - 1 of those that a token reads.
 struct ApartShare {
     int part = -1;  // of the token's; -1: there is nothing to do
     int token = -1;
     int begin = 0, end = 0;
-    const int32_t* steps = nullptr;  // its own
+    const int32_t* steps = nullptr;
 
     __device__ ApartShare(const CutProblem& p, int index) {
         const ApartShares shares(p);
@@ -78,6 +71,7 @@ struct ApartShare {
             begin = count * part / parts;
             end = count * (part + 1) / parts;
             steps = p.own.steps + static_cast<int64_t>(token) * p.own.capacity;
+            if (p.own.begins != nullptr) steps += __ldg(p.own.begins + token);
         }
     }
 };

@@ -19,10 +19,8 @@ int decode_kind(const Problem& a) {
     return has_path ? a.kind : any_kind;
 }
 
-// Whether tokens read their own slots alone, and beside blocks of tokens all of the exact windows, which are in the same problem.
-bool reads_apart(const Request& request, const Problem& a) {
-    return a.own.counts != nullptr && a.rebuild == 0 && (a.in_blocks != 0 || request.params.n_regions == 1);
-}
+// Whether tokens read their own slots alone.
+bool reads_apart(const Problem& a) { return a.own.ends != nullptr && a.rebuild == 0; }
 
 // Parts of the sequence. resident: thread blocks that the device runs at once
 int decode_parts(const CutProblem& a, int capacity, int resident) {
@@ -83,7 +81,7 @@ bool choose(const Request& request, std::span<const Choice> choices, const auto&
         if (DecodeLayout(args).total(args) > room) continue;
         a.least_tiles = choice.least_tiles;
         a.n_split = decode_parts(a, request.capacity, device.n_multiprocessors * choice.resident);
-        if (reads_apart(request, a)) share_out_parts(a, device.n_multiprocessors * choice.resident);
+        if (reads_apart(a)) share_out_parts(a, device.n_multiprocessors * choice.resident);
         return true;
     }
     return false;
@@ -138,7 +136,7 @@ const char* take_blocks(const Request& request, Plan& a) {
 // Two thread blocks a multiprocessor where they fit.
 const char* take(const Request& request, Plan& a) {
     const int blocks = std::max(a.k_blocks, a.v_blocks);
-    const bool apart = reads_apart(request, a);
+    const bool apart = reads_apart(a);
     const int rows = rows_of(a) / (apart ? a.n_tokens : 1);
     if (rows > (apart || a.in_blocks != 0 ? most_block_rows : decode_rows)) return "too many query rows";
     if (blocks > 4) return "groups are too wide";

@@ -64,8 +64,7 @@ struct DecodeShare {
     int part = -1;  // -1: there is nothing to do
     int begin = 0, end = 0;
     int token = -1;
-    const int32_t* steps = nullptr;  // a token's own, behind `common` tiles
-    int common = 0;
+    const int32_t* steps = nullptr;  // a token's own
 
     __device__ DecodeShare(const CutProblem& p, const Parts& parts) {
         const int index = static_cast<int>(blockIdx.y);
@@ -77,7 +76,6 @@ struct DecodeShare {
             begin = own.begin * tiles;
             end = own.end * tiles;
             steps = own.steps;
-            common = parts.tiles_before(p.n_regions - 1);
         } else if (index < parts.count) {
             part = index;
             begin = parts.begin(index);
@@ -93,8 +91,7 @@ struct DecodeSums {
     float of[VB][4][4] = {};
 };
 
-// KB, VB: 64-channel blocks of a K and a V group. MT: 16-slot steps of a warp's tile. Kind: as in with_chunk. Apart: Cut::apart, of one region
-// or with tiles of whole steps.
+// KB, VB: 64-channel blocks of a K and a V group. MT: 16-slot steps of a warp's tile. Kind: as in with_chunk. Apart: Cut::apart.
 template <int KB, int VB, int MT, int Kind, KPath Path, bool Apart>
 struct DecodeWarp {
     static constexpr bool rebuilds = Path == KPath::rebuilt;
@@ -130,20 +127,18 @@ struct DecodeWarp {
     int issue_stage = 0;
     int issue_marks = 0;
     int issued_step = 0;  // which one the tile that is issued next is in
+    int staged_step = 0;  // the same of the tile in the stage that has the lane's number
 
     // A tile's place: region, first slot, slots in use.
     struct Place {
         int r, first, n;
     };
-    __device__ __forceinline__ int region_of(int t) const {
-        if constexpr (!Apart) return parts.region_of(t);
-        return in_blocks && t < share.common ? parts.region_of(t) : p.n_regions - 1;
-    }
     // step: which one a token's own tile is in
     __device__ __forceinline__ Place place_of(int t, int step) const {
-        if (Apart && (!in_blocks || t >= share.common)) {
-            const int first = step * step_slots + (t * tile & (step_slots - 1));
-            return {p.n_regions - 1, first, min(tile, shared.n_slots[p.n_regions - 1] - first)};
+        if constexpr (Apart) {
+            const int r = region_of_step(step, p.n_regions);
+            const int first = slot_of_step(step) + (t * tile & (step_slots - 1));
+            return {r, first, min(tile, shared.n_slots[r] - first)};
         }
         const int r = parts.region_of(t);
         const int first = (t - parts.tiles_before(r)) * tile;
@@ -204,8 +199,7 @@ struct DecodeWarp {
         }
     }
     __device__ __forceinline__ int step_of(int t) const {
-        if (!Apart || t < share.common || t >= tile_end) return 0;
-        return __ldg(share.steps + (t - share.common) * tile / step_slots);
+        return Apart && t < tile_end ? __ldg(share.steps + t * tile / step_slots) : 0;
     }
     // Direct: all of tile i. Rebuild: K and the marks of tile i and V of the one before, whose buffers are free when K of tile
     // i - stages has been read; the scores take long enough for V to arrive.
@@ -214,6 +208,7 @@ struct DecodeWarp {
             const int t = tile_at(i);
             if (t < tile_end) {
                 const Place of = place_of(t, issued_step);
+                if (lane == issue_stage) staged_step = issued_step;
                 issued_step = step_of(tile_at(i + 1));
                 copy_marks(of, marks + issue_stage * marks_bytes);
                 if (p.alike != 0) {
@@ -305,8 +300,8 @@ struct DecodeWarp {
         for (int i = 0; i < 2; i++) of[i] = load_query_row(p, 2 * c + i < item.n_rows ? shared.rows_at[2 * c + i] : -1);
     }
 
-    // K of tile t, times the queries; or the latents that keys are rebuilt from.
-    __device__ __forceinline__ void read_keys(int t, const uint8_t* k_rows, const Chunk* k_chunks, const Queries& q,
+    // K of a tile, times the queries; or the latents that keys are rebuilt from.
+    __device__ __forceinline__ void read_keys(const Place& of, const uint8_t* k_rows, const Chunk* k_chunks, const Queries& q,
                                               const Zeros& zeros, float (&s)[MT][4], Latents& latents) const {
         if constexpr (stock) {
 #pragma unroll
@@ -318,21 +313,19 @@ struct DecodeWarp {
                 }
             }
         } else {
-            read_chunks(t, k_rows, k_chunks, q, s, latents);
+            read_chunks(of, k_rows, k_chunks, q, s, latents);
         }
     }
-    __device__ __forceinline__ void read_chunks(int t, const uint8_t* k_rows, const Chunk* k_chunks, const Queries& q,
-                                                float (&s)[MT][4], Latents& latents) const {
+    __device__ __forceinline__ void read_chunks(const Place& of, const uint8_t* k_rows, const Chunk* k_chunks,
+                                                const Queries& q, float (&s)[MT][4], Latents& latents) const {
         const auto k_row = [&](int slot) -> const uint8_t* {
-            const int r = parts.region_of(t);
-            const int first = (t - parts.tiles_before(r)) * tile;
             if constexpr (!k_in_place) return k_rows + slot * p.k_pitch;
             // past the last slot any row will do
-            const int at = min(first + slot, shared.n_slots[r] - 1);
-            return p.regions[r].k_rows + static_cast<int64_t>(at) * p.regions[r].k_row_bytes +
-                   shared.groups[2 * r].first;
+            const int at = of.first + min(slot, of.n - 1);
+            const RegionArgs& region = p.regions[of.r];
+            return region.k_rows + static_cast<int64_t>(at) * region.k_row_bytes + shared.groups[2 * of.r].first;
         };
-        with_group_kind<Kind>(shared.groups[2 * region_of(t)].kind, [&](auto kind) __attribute__((always_inline)) {
+        with_group_kind<Kind>(shared.groups[2 * of.r].kind, [&](auto kind) __attribute__((always_inline)) {
             read_rows<decltype(kind)::value, KB, MT>(
                 k_row, k_chunks, lane, [&](int b, int m, int j, const uint32_t (&a)[4]) __attribute__((always_inline)) {
                     if constexpr (rebuilds) {
@@ -352,12 +345,11 @@ struct DecodeWarp {
         const int64_t row_bytes = side == 0 ? region.k_row_bytes : region.v_row_bytes;
         return (side == 0 ? region.k_rows : region.v_rows) + at * row_bytes + shared.groups[2 * of.r + side].first;
     }
-    // Scores of tile t by its kind. used: a bit a slot that holds a token, of which there are some
-    __device__ __forceinline__ void score_tile(int t, uint32_t used, const uint8_t* k_rows, const Chunk* k_chunks,
-                                               float (&s)[MT][4]) const {
+    // Scores of a tile by its kind. used: a bit a slot that holds a token, of which there are some
+    __device__ __forceinline__ void score_tile(const Place& of, uint32_t used, const uint8_t* k_rows,
+                                               const Chunk* k_chunks, float (&s)[MT][4]) const {
         Queries q;
         load_queries(q);
-        const Place of = place_of(t, step_of(t));
         switch (static_cast<Format>(shared.groups[2 * of.r].kind)) {
             case Format::c4:
                 return score_block<4>(k_rows, p.k_pitch, k_chunks, q, lane, s);
@@ -372,9 +364,9 @@ struct DecodeWarp {
                         __attribute__((always_inline)) { mma(s[m], a, q[b][j][0], q[b][j][1]); });
         }
     }
-    __device__ __forceinline__ void add_tile(int t, uint32_t used, const uint8_t* v_rows, const Chunk* v_chunks,
-                                             const uint32_t (&w)[MT][2], float (&sums)[VB][4][4]) const {
-        const Place of = place_of(t, step_of(t));
+    __device__ __forceinline__ void add_tile(const Place& of, uint32_t used, const uint8_t* v_rows,
+                                             const Chunk* v_chunks, const uint32_t (&w)[MT][2],
+                                             float (&sums)[VB][4][4]) const {
         const int kind = shared.groups[2 * of.r + 1].kind;
         if (kind == kind_f16_wide) {
             const auto row_at = [&](int slot) { return row_in_cache(1, of, used, slot); };
@@ -518,7 +510,7 @@ struct DecodeWarp {
         __syncwarp();
     }
 
-    __device__ __forceinline__ void add_values(int t, const uint8_t* v_rows, const Chunk* v_chunks,
+    __device__ __forceinline__ void add_values(int r, const uint8_t* v_rows, const Chunk* v_chunks,
                                                const uint32_t (&w)[MT][2], float (&sums)[VB][4][4]) const {
         if constexpr (stock) {
 #pragma unroll
@@ -530,12 +522,12 @@ struct DecodeWarp {
                 }
             }
         } else {
-            add_chunks(t, v_rows, v_chunks, w, sums);
+            add_chunks(r, v_rows, v_chunks, w, sums);
         }
     }
-    __device__ __forceinline__ void add_chunks(int t, const uint8_t* v_rows, const Chunk* v_chunks,
+    __device__ __forceinline__ void add_chunks(int r, const uint8_t* v_rows, const Chunk* v_chunks,
                                                const uint32_t (&w)[MT][2], float (&sums)[VB][4][4]) const {
-        with_group_kind<Kind>(shared.groups[2 * region_of(t) + 1].kind, [&](auto kind) __attribute__((always_inline)) {
+        with_group_kind<Kind>(shared.groups[2 * r + 1].kind, [&](auto kind) __attribute__((always_inline)) {
             add_rows<decltype(kind)::value>([&](int slot) { return v_rows + slot * p.v_pitch; }, v_chunks, w, lane,
                                             sums);
         });
@@ -556,7 +548,8 @@ struct DecodeWarp {
             }
             const int t = tile_at(max(step, 0));
             uint8_t* const k_rows = stages + stage * stage_bytes;
-            const Chunk* const k_chunks = shared.chunks + region_of(t) * chunks_per_region;
+            const Place of = place_of(t, Apart ? __shfl_sync(0xffffffffu, staged_step, stage) : 0);
+            const Chunk* const k_chunks = shared.chunks + of.r * chunks_per_region;
             float s[MT][4] = {};
             [[maybe_unused]] Latents latents;
             [[maybe_unused]] uint32_t used = 0;
@@ -572,9 +565,9 @@ struct DecodeWarp {
                     }
                 }
                 if constexpr (in_blocks) {
-                    score_tile(t, used, k_rows, k_chunks, s);
+                    score_tile(of, used, k_rows, k_chunks, s);
                 } else {
-                    read_keys(t, k_rows, k_chunks, q, zeros, s, latents);
+                    read_keys(of, k_rows, k_chunks, q, zeros, s, latents);
                 }
             }
             if constexpr (rebuilds) {
@@ -603,9 +596,9 @@ struct DecodeWarp {
             }
             if (seen != Seen::by_all) clear_holes(seq, v_rows);
             if constexpr (in_blocks) {
-                add_tile(t, used, v_rows, k_chunks + 4 * KB, w, sums.of);
+                add_tile(of, used, v_rows, k_chunks + 4 * KB, w, sums.of);
             } else {
-                add_values(t, v_rows, k_chunks + 4 * KB, w, sums.of);
+                add_values(of.r, v_rows, k_chunks + 4 * KB, w, sums.of);
             }
         }
     }

@@ -93,7 +93,7 @@ struct MlaTile {
             n += on ? 1 : 0;
         }
         next = i + n;
-        first = at[0] * step_slots;
+        first = slot_of_step(at[0]);
         slots = n > 2 ? 128 : n * step_slots;
         valid = min(n * step_slots, region->n_slots - first);
     }

@@ -59,7 +59,7 @@ bool side_has_units(const LatentAttnParams& p, RowLayout RegionView::* side, int
 
 const char* plan_mla_rows(const Request& request, Plan& a, MlaPlan& plan) {
     const LatentAttnParams& p = request.params;
-    const bool apart = a.own.counts != nullptr && a.rebuild == 0 && p.n_regions == 1;
+    const bool apart = a.own.ends != nullptr && a.rebuild == 0 && p.n_regions == 1;
     const int rows = (apart ? 1 : a.n_tokens) * a.unit * (a.n_head / a.n_kv);
     const bool values = plan.keys.as == MlaK::values;
     if (p.v_b == nullptr && !values) return "V is no latent";
