@@ -1723,6 +1723,45 @@ void rows() {
                 static_cast<long long>(total));
 }
 
+// V that is stored times a Hadamard matrix, beside K that is not.
+void rotated_rows() {
+    struct Heads {
+        int n_kv, head_dim, hadamard;
+    };
+    for (const Heads& h : {Heads{8, 128, 64}, Heads{3, 96, 32}, Heads{3, 80, 16}, Heads{40, 128, 64}}) {
+        constexpr int n = 3;
+        const RowPlan plan = RowPlan::uniform(h.n_kv, h.head_dim, Format::f32);
+        const RowLayout row = plan.view();
+        std::mt19937 random(12);
+        const std::vector<float> x = rows_of_values(n, row.width, random);
+        const DevicePlan device_plan(row);
+        const DeviceBuffer values(x);
+        const DeviceBuffer k(n * static_cast<size_t>(row.row_bytes));
+        const DeviceBuffer v(n * static_cast<size_t>(row.row_bytes));
+        const DeviceBuffer slot(std::vector<int32_t>{0, 1, 2});
+        const DeviceBuffer region(std::vector<int32_t>(n, 0));
+        lkv::cuda::StoreArgs args{};
+        args.latents = {values.as<float>(), values.as<float>(), row.width, row.width, h.hadamard};
+        args.with_k = args.with_v = 1;
+        args.region = region.as<int32_t>();
+        args.slot = slot.as<int32_t>();
+        args.targets[0] = target(row, device_plan, k, v);
+        cuda_check(lkv::cuda::store_rows(args, n, nullptr), "store_rows");
+        cuda_check(cudaDeviceSynchronize(), "storing");
+        const std::vector<double> whole(x.begin(), x.end());
+        for (const DeviceBuffer* side : {&k, &v}) {
+            const auto bytes = side->download<uint8_t>();
+            std::vector<float> got(x.size());
+            for (int i = 0; i < n; i++) {
+                lkv::read_row(row, bytes.data() + static_cast<ptrdiff_t>(i) * row.row_bytes,
+                              got.data() + static_cast<ptrdiff_t>(i) * row.width);
+            }
+            const double error = relative_error(got, side == &v ? times_hadamard(whole, h.hadamard) : whole);
+            CHECK_MSG(error < 1e-6, "rows of heads of " + std::to_string(h.head_dim) + ": " + std::to_string(error));
+        }
+    }
+}
+
 // Rows that begin with their scales, of more segments than a thread block has warps: stored, moved from exact ones, moved as they are.
 void rows_with_scales() {
     std::mt19937 random(14);
@@ -2011,6 +2050,7 @@ int main(int argc, char** argv) {
     run("blocks", false, [] { lkv::test::blocks(compare); });
     run("turned_heads", true, turned_heads);
     run("rotated_results", true, rotated_results);
+    run("rotated_rows", true, rotated_rows);
     run("products", true, products);
     run("products_of_heads", true, products_of_heads);
     run("delta_nets", true, lkv::test::delta_nets);

@@ -99,12 +99,13 @@ std::optional<Plan> warm_up(const Plan& plan) {
 cudaError_t attend(const Plan& plan, cudaStream_t stream) {
     Plan launched = plan;
     // a single part too is merged where merging rotates what it leaves
-    if (plan.v_hadamard != 0) launched.leaves = Leaves::parts;
+    const bool rotated_later = plan.v_hadamard != 0 && !plan.kernel->rotates;
+    if (rotated_later) launched.leaves = Leaves::parts;
     const cudaError_t error = plan.kernel->launch(launched, stream);
     if (error != cudaSuccess || plan.leaves == Leaves::parts) return error;
     if (plan.kernel->finish != nullptr) return plan.kernel->finish(plan, nullptr, stream);
-    if (plan.n_split == 1 && plan.v_b == nullptr && plan.v_hadamard == 0) return error;
-    return merge_parts(plan, nullptr, stream);
+    if (plan.n_split == 1 && plan.v_b == nullptr && !rotated_later) return error;
+    return merge_parts(launched, nullptr, stream);
 }
 
 cudaError_t begin_beside(const Plan& latents, cudaStream_t stream) {

@@ -71,6 +71,7 @@ struct Kernel {
     cudaError_t (*launch)(const Plan& plan, cudaStream_t stream);
     bool takes_caps = false;    // scores with a soft cap
     bool takes_blocks = false;  // K in blocks of tokens
+    bool rotates = false;       // results of a single part by Problem::v_hadamard
     int widest_head = 256;      // head_dim, at most
 
     // The rest is null for most kernels.

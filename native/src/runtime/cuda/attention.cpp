@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <stdexcept>
 
 #include "base/log.h"
 #include "ggml-impl.h"
+#include "runtime/branches.h"
+#include "runtime/cuda/own_products.h"
 
 namespace lkv::cuda {
 
@@ -21,7 +24,34 @@ void PartBytes::hold(size_t sum_floats, size_t maximum_floats) {
     maxima = std::max(maxima, maximum_floats * sizeof(float));
 }
 
+// Rotations that nothing but storing V reads, of what keeps its memory until then: a launch less on the way to V's rows.
+void Attention::find_rotations(const Graph& graph) {
+    rotated_by_store_.clear();
+    std::map<const ggml_tensor*, int> uses;
+    std::set<const ggml_tensor*> stored;  // as V
+    for (int i = 0; i < ggml_graph_n_nodes(graph.nodes); i++) {
+        const ggml_tensor* const node = ggml_graph_node(graph.nodes, i);
+        if (is_view(node)) continue;
+        ggml_custom_op_t function = nullptr;
+        if (node->op == GGML_OP_CUSTOM) attention_of(node, &function);
+        if (function == gpu_attend_node) continue;  // which reads a long batch's own rows alone
+        for (int s = 0; s < GGML_MAX_SRC; s++) {
+            if (node->src[s] == nullptr) continue;
+            uses[owner_of(node->src[s])]++;
+            if (function == gpu_store_node && s % 2 == 1) stored.insert(owner_of(node->src[s]));
+        }
+    }
+    for (const ggml_tensor* node : stored) {
+        if (!is_rotation(node) || uses[node] != 1) continue;
+        const ggml_tensor* const x = node->src[1];
+        const bool taken = (owner_of(x)->flags & GGML_TENSOR_FLAG_OUTPUT) != 0 && ggml_is_contiguous(x) &&
+                           x->type == GGML_TYPE_F32 && node->src[0]->ne[0] <= 64;
+        if (taken) rotated_by_store_.insert(node);
+    }
+}
+
 PartBytes Attention::prepare(const Graph& graph, cudaStream_t stream) {
+    find_rotations(graph);
     PartBytes of[2];     // latents, full rows
     PartBytes warm_ups;  // layers that take chunks are not
     PartBytes sinks;
@@ -153,9 +183,12 @@ cudaError_t Attention::store(const ggml_tensor* dst, const AttentionNode& node, 
         const ggml_tensor* const k = first < GGML_MAX_SRC ? dst->src[first] : nullptr;
         if (k == nullptr) return StoreSource{};
         const ggml_tensor* const v = dst->src[first + 1];
-        return StoreSource{static_cast<const float*>(k->data), static_cast<const float*>(v->data),
+        const ggml_tensor* const rotation = stores_rotated(owner_of(v)) ? owner_of(v) : nullptr;
+        return StoreSource{static_cast<const float*>(k->data),
+                           static_cast<const float*>((rotation != nullptr ? rotation->src[1] : v)->data),
                            static_cast<int64_t>(k->nb[1] / sizeof(float)),
-                           static_cast<int64_t>(v->nb[1] / sizeof(float))};
+                           static_cast<int64_t>(v->nb[1] / sizeof(float)),
+                           rotation != nullptr ? static_cast<int32_t>(rotation->src[0]->ne[0]) : 0};
     };
     const Layer& layer = layers_[node.row_layer];
     with_k = with_k && std::any_of(layer.targets, layer.targets + max_regions,

@@ -1,6 +1,8 @@
 // Our two nodes of a layer, launched: rows are stored, then attended to.
 #pragma once
 
+#include <set>
+
 #include "ggml.h"
 #include "runtime/cuda/layer_tables.h"
 
@@ -47,6 +49,10 @@ public:
     // What else than slots a recorded step depends on.
     int variant() const;
 
+    // A graph was built, of which prepare() hears or, of a lazy prefill, another's does.
+    void find_rotations(const Graph& graph);
+    // Whether storing V's rows does this: their Hadamard rotation, of few tokens.
+    bool stores_rotated(const ggml_tensor* node) const { return rotated_by_store_.contains(node); }
     // K's rows, V's, or both
     cudaError_t store(const ggml_tensor* dst, const AttentionNode& node, bool with_k, bool with_v, cudaStream_t stream);
     // Attention to full rows, if the node has any: its result, or parts for the latents after it.
@@ -66,6 +72,7 @@ private:
     LayerTables& layers_;
     const StepInputs& inputs_;
     const Device& device_;
+    std::set<const ggml_tensor*> rotated_by_store_;
     PartMemory full_parts_;
     PartMemory parts_;
     PartMemory sink_parts_;

@@ -243,6 +243,7 @@ void CudaGpu::prepare(const Graph& graph) {
         one_waits = one_waits || cuda::waits(node);
     }
     const bool lazy = !graph.writers.empty();
+    if (lazy) attention_.find_rotations(graph);
     const cuda::PartBytes parts = (lazy ? exact_->attention : attention_).prepare(graph, main_.stream());
     masses_.prepare(graph, main_.stream());
     // a prefill graph runs once or twice, and its launches hide behind its work
@@ -358,7 +359,7 @@ ggml_status CudaGpu::run(ggml_cgraph* graph, int first, int end, const Lane& lan
         const ggml_tensor* const node = ggml_graph_node(graph, i);
         const std::optional<cuda::HeadsProductArgs> heads = products_.heads_product_of(node);
         const std::optional<cuda::ProductArgs> product = products_.product_of(node);
-        const bool left_out = products_.turned(node) || products_.swaps(node);
+        const bool left_out = products_.turned(node) || products_.swaps(node) || attention_.stores_rotated(node);
         const std::optional<cuda::TurnArgs> turn = products_.turning(node);
         if (node->op != GGML_OP_CUSTOM && !heads && !product && !left_out && !turn) continue;
         ggml_status status = ordinary(first, i);
@@ -393,8 +394,13 @@ ggml_status CudaGpu::run_ours(const ggml_tensor* node) {
         return started(error, node);
     }
     if (error == cudaSuccess && begun_ != node) {
-        error = kernels.attend_full(node, attention, main_.stream());
+        const bool beside = attention.full && attention.latents && node->ne[2] <= recorded_batch;
+        if (beside) error = v_lane_.wait_for(main_);
+        if (error == cudaSuccess) {
+            error = kernels.attend_full(node, attention, (beside ? v_lane_ : main_).stream());
+        }
         if (error == cudaSuccess) error = kernels.begin_latents(node, attention, main_.stream());
+        if (error == cudaSuccess && beside) error = main_.wait_for(v_lane_);
     }
     begun_ = nullptr;
     if (error == cudaSuccess) error = kernels.end_latents(node, attention, main_.stream());

@@ -8,11 +8,6 @@
 namespace lkv::cuda {
 namespace {
 
-// Whose memory a tensor names.
-const ggml_tensor* owner_of(const ggml_tensor* tensor) {
-    return tensor->view_src != nullptr ? tensor->view_src : tensor;
-}
-
 // What was copied so that heads and tokens change places (swapped in graph/encode.h), or null.
 ggml_tensor* unswapped(const ggml_tensor* node) {
     if (node->op != GGML_OP_CONT || node->src[0]->op != GGML_OP_PERMUTE) return nullptr;
@@ -22,12 +17,11 @@ ggml_tensor* unswapped(const ggml_tensor* node) {
     return swaps && ggml_is_contiguous(x) && x->type == GGML_TYPE_F32 ? x : nullptr;
 }
 
-// Whether a node multiplies heads with a Hadamard matrix (LayerOps::rotate).
+}  // namespace
+
 bool is_rotation(const ggml_tensor* node) {
     return node->op == GGML_OP_MUL_MAT && ggml_get_op_params_i32(node, 1) == GGML_HINT_SRC0_IS_HADAMARD;
 }
-
-}  // namespace
 
 void OwnProducts::prepare(const Graph& graph, bool small) {
     positions_ = graph.positions;

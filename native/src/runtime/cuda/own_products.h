@@ -14,6 +14,13 @@
 
 namespace lkv::cuda {
 
+// Whose memory a tensor names.
+inline const ggml_tensor* owner_of(const ggml_tensor* tensor) {
+    return tensor->view_src != nullptr ? tensor->view_src : tensor;
+}
+// Whether a node multiplies heads with a Hadamard matrix (LayerOps::rotate).
+bool is_rotation(const ggml_tensor* node);
+
 class OwnProducts {
 public:
     OwnProducts(const LayerTables& layers, const StepInputs& inputs, const Device& device)

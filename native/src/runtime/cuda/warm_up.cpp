@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "ops/cuda/attend.h"
+#include "ops/cuda/softmax/merge.h"
 #include "runtime/cuda/layer_tables.h"
 
 namespace lkv::cuda {
@@ -47,7 +48,10 @@ cudaError_t WarmUp::run(const Plan& plan, cudaStream_t stream) const {
     args.partial_ml = partial_ml_.as<float>();
     args.done = done_.as<uint32_t>();
     args.n_slots = n_slots_.as<int32_t>();
-    return attend(args, stream);
+    if (args.v_hadamard == 0) return attend(args, stream);
+    args.leaves = Leaves::parts;  // so that merging has some
+    const cudaError_t error = attend(args, stream);
+    return error == cudaSuccess ? merge_parts(args, nullptr, stream) : error;
 }
 
 }  // namespace lkv::cuda

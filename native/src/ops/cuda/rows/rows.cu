@@ -5,13 +5,14 @@
 #include "ops/cuda/gpu/chain.cuh"
 #include "ops/cuda/gpu/mma.cuh"
 #include "ops/cuda/rows/rows.h"
+#include "ops/cuda/softmax/hadamard.cuh"
 
 namespace lkv::cuda {
 
 namespace {
 
 // Floats of a row that is staged in shared memory: what every kernel may use.
-constexpr int64_t staged_floats = 48 * 1024 / sizeof(float);
+constexpr int64_t staged_floats = most_rotated;
 
 struct RowSide {
     uint8_t* rows;
@@ -30,6 +31,17 @@ __device__ void prefetch_segments(const RowSide& side) {
     const int at = threadIdx.x * 32;
     if (at < side.n_segments * static_cast<int>(sizeof(SegmentLayout))) {
         prefetch(reinterpret_cast<const char*>(side.segments) + at);
+    }
+}
+
+// A row times the Hadamard matrix of n channels, 64 of them a warp.
+__device__ void stage_rotated(const float* x, int width, int n, float* staged) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    for (int i = static_cast<int>(threadIdx.x) / 32 * 64 + lane; i - lane < width; i += 2 * row_threads) {
+        float of[2] = {i < width ? x[i] : 0.0f, i + 32 < width ? x[i + 32] : 0.0f};
+        times_hadamard(of, n, lane);
+        if (i < width) staged[i] = of[0];
+        if (i + 32 < width) staged[i + 32] = of[1];
     }
 }
 
@@ -56,7 +68,11 @@ __global__ void __launch_bounds__(row_threads, 1) store_kernel(const __grid_cons
     SegmentLayout segment = warp < n_segments ? segments[warp] : SegmentLayout{};
     if (stride <= staged_floats) {
         // every value is read several times
-        for (int i = threadIdx.x; i < stride; i += row_threads) staged[i] = x[i];
+        if (!is_k && source.v_hadamard != 0) {
+            stage_rotated(x, static_cast<int>(stride), source.v_hadamard, staged);
+        } else {
+            for (int i = threadIdx.x; i < stride; i += row_threads) staged[i] = x[i];
+        }
         __syncthreads();
         x = staged;
     }

@@ -26,7 +26,10 @@ struct StoreSource {
     const float* v;  // [n_tokens, v_stride]
     int64_t k_stride;
     int64_t v_stride;
+    int32_t v_hadamard = 0;  // V is stored times a Hadamard matrix of so many channels, at most 64; 0: as it is
 };
+// Floats of a row of V that is, at most.
+constexpr int64_t most_rotated = 48 * 1024 / sizeof(float);
 
 struct StoreArgs {
     StoreSource full;     // for regions of full rows

@@ -16,6 +16,7 @@
 #include "ops/cuda/gpu/chain.cuh"
 #include "ops/cuda/gpu/cluster.cuh"
 #include "ops/cuda/gpu/mma.cuh"
+#include "ops/cuda/softmax/hadamard.cuh"
 #include "ops/cuda/softmax/halve.cuh"
 #include "ops/cuda/softmax/own_steps.cuh"
 #include "ops/cuda/softmax/parts.cuh"
@@ -350,25 +351,15 @@ struct MergeBlock {
     // The same times the Hadamard matrix that V was stored with: a warp a row, of 64 channels two a lane.
     __device__ __forceinline__ void put_times_hadamard(int block) const {
         if (warp >= merged_rows) return;
-        const float scale = rsqrtf(static_cast<float>(p.v_hadamard));
         for (int first = 0; first < width; first += 64) {
             float of[2];
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 const int d = width * block + first + 32 * i + lane;
                 const float merged = reinterpret_cast<const float*>(own.z + first + 32 * i + lane)[warp];
-                of[i] = d < p.head_dim ? (merged + joined(warp, d)) * scale : 0.0f;
+                of[i] = d < p.head_dim ? merged + joined(warp, d) : 0.0f;
             }
-            for (int apart = 1; apart < min(p.v_hadamard, 32); apart *= 2) {
-                const float sign = (lane & apart) == 0 ? 1.0f : -1.0f;
-                of[0] = fmaf(sign, of[0], __shfl_xor_sync(0xffffffffu, of[0], apart));
-                of[1] = fmaf(sign, of[1], __shfl_xor_sync(0xffffffffu, of[1], apart));
-            }
-            if (p.v_hadamard == 64) {
-                const float sum = of[0] + of[1];
-                of[1] = of[0] - of[1];
-                of[0] = sum;
-            }
+            times_hadamard(of, p.v_hadamard, lane);
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 const int d = width * block + first + 32 * i + lane;
@@ -411,7 +402,8 @@ __global__ void __launch_bounds__(merge_threads, 1)
             left = Left(p);
             count = exists ? left.parts_of(p, 0) : 0;
         }
-        if (p.apart == 0 && p.v_hadamard == 0 && left.parts_of(p, 0) == 1) return;  // the only part wrote the result
+        // the only part wrote the result
+        if (p.apart == 0 && p.leaves == Leaves::results && left.parts_of(p, 0) == 1) return;
     }
 
     float2 maxima[held_parts];

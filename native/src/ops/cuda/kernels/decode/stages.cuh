@@ -9,6 +9,7 @@
 #include "ops/cuda/kernels/decode/stock_rows.cuh"
 #include "ops/cuda/rows/copy.cuh"
 #include "ops/cuda/rows/dequant.cuh"
+#include "ops/cuda/softmax/hadamard.cuh"
 #include "ops/cuda/softmax/own_steps.cuh"
 #include "ops/cuda/softmax/parts.cuh"
 
@@ -662,10 +663,20 @@ struct DecodeWarp {
         for (int i = threadIdx.x; i < item.n_rows * width; i += threads) {
             const int row = i / width;
             const int d = i - row * width;
-            float sum = 0.0f;
+            const auto sum_of = [&](int d) {
+                float sum = 0.0f;
 #pragma unroll 8
-            for (int w = 0; w < warps; w++)
-                sum += ml[w * decode_rows + row].x * sums[(w * item.n_rows + row) * pitch + d];
+                for (int w = 0; w < warps; w++)
+                    sum += ml[w * decode_rows + row].x * sums[(w * item.n_rows + row) * pitch + d];
+                return sum;
+            };
+            float sum = sum_of(d);
+            if (whole && p.v_hadamard != 0) {
+                const float other = sum_of(d ^ 32);
+                float of[2] = {(d & 32) == 0 ? sum : other, (d & 32) == 0 ? other : sum};
+                times_hadamard(of, p.v_hadamard, lane);
+                sum = of[(d & 32) / 32];
+            }
             const int at = shared.rows_at[row];
             if (whole) {
                 const float total = all[row].y;
