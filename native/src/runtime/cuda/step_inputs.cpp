@@ -140,7 +140,8 @@ void StepInputs::find_apart(const KvCache& cache, const BatchSlots& batch, cudaS
         int64_t seen_exact = 0;
         for (const int32_t pos : batch.pos) {
             seen += in_ring != 0 ? std::min(pos + 1, placement.ring()->window()) : pos + 1;
-            seen_exact += std::min(pos + 1, placement.options().sink + placement.options().window(pos + 1) + demotion_batch);
+            seen_exact +=
+                std::min(pos + 1, placement.options().sink + placement.options().window(pos + 1) + demotion_batch);
         }
         apart_[in_ring] = less_work_apart(n, seen, others);
         windows_apart_[in_ring] = less_work_apart(n, seen_exact, exact);

@@ -49,7 +49,9 @@ public:
     const uint64_t* seq(int of_region, int cells) const { return seq_[index_of(of_region, cells)].as<uint64_t>(); }
 
     // Whether this step's tokens should be attended to apart (Problem::own), and what they then read; no ends: of a single sequence.
-    bool apart(Reads what, bool in_ring) const { return (what == Reads::windows ? windows_apart_ : apart_)[in_ring ? 1 : 0]; }
+    bool apart(Reads what, bool in_ring) const {
+        return (what == Reads::windows ? windows_apart_ : apart_)[in_ring ? 1 : 0];
+    }
     OwnSteps own_steps(Reads what, bool in_ring) const;
 
     // Slots of the exact windows, and of the middle (under eviction of one layer's).

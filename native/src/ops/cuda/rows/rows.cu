@@ -234,8 +234,7 @@ __global__ void __launch_bounds__(find_threads) find_steps_kernel(const __grid_c
             }
             uint32_t holds = 0;
 #pragma unroll
-            for (int k = 0; k < steps_of_warp; k++)
-                holds |= __any_sync(0xffffffffu, (seq[k] & own) != 0) ? 1u << k : 0;
+            for (int k = 0; k < steps_of_warp; k++) holds |= __any_sync(0xffffffffu, (seq[k] & own) != 0) ? 1u << k : 0;
             if (lane == 0) found[warp] = __popc(holds);
             __syncthreads();
             int at = count;

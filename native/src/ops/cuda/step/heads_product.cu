@@ -114,8 +114,7 @@ __global__ void __launch_bounds__(threads) heads_product_kernel(const __grid_con
 cudaError_t multiply_heads(const HeadsProductArgs& args, cudaStream_t stream) {
     const int n_vectors = args.n_tokens * args.heads_of_matrix;
     const dim3 grid(static_cast<unsigned>((args.n_out + rows - 1) / rows),
-                    static_cast<unsigned>((n_vectors + vectors - 1) / vectors),
-                    static_cast<unsigned>(args.n_matrices));
+                    static_cast<unsigned>((n_vectors + vectors - 1) / vectors), static_cast<unsigned>(args.n_matrices));
     return launch_next(heads_product_kernel, grid, threads, 0, stream, args);
 }
 

@@ -177,7 +177,8 @@ std::vector<uint32_t> pack(const KeyFactor& f) {
 }  // namespace
 
 namespace kernels {
-extern const Kernel decode{.name = "decode", .takes = take, .launch = launch, .takes_blocks = true, .rotates = true, .pack_keys = pack};
+extern const Kernel decode{
+    .name = "decode", .takes = take, .launch = launch, .takes_blocks = true, .rotates = true, .pack_keys = pack};
 }
 
 }  // namespace lkv::cuda

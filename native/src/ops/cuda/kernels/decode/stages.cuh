@@ -302,8 +302,9 @@ struct DecodeWarp {
     }
 
     // K of a tile, times the queries; or the latents that keys are rebuilt from.
-    __device__ __forceinline__ void read_keys(const Place& of, const uint8_t* k_rows, const Chunk* k_chunks, const Queries& q,
-                                              const Zeros& zeros, float (&s)[MT][4], Latents& latents) const {
+    __device__ __forceinline__ void read_keys(const Place& of, const uint8_t* k_rows, const Chunk* k_chunks,
+                                              const Queries& q, const Zeros& zeros, float (&s)[MT][4],
+                                              Latents& latents) const {
         if constexpr (stock) {
 #pragma unroll
             for (int b = 0; b < KB; b++) {
