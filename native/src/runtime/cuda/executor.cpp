@@ -396,10 +396,12 @@ ggml_status CudaGpu::run_ours(const ggml_tensor* node) {
     if (error == cudaSuccess && begun_ != node) {
         const bool beside = attention.full && attention.latents && node->ne[2] <= recorded_batch;
         if (beside) error = v_lane_.wait_for(main_);
+        // of many tokens the latents' kernel, which takes longer, leaves multiprocessors idle
+        if (error == cudaSuccess && beside) error = kernels.begin_latents(node, attention, main_.stream());
         if (error == cudaSuccess) {
             error = kernels.attend_full(node, attention, (beside ? v_lane_ : main_).stream());
         }
-        if (error == cudaSuccess) error = kernels.begin_latents(node, attention, main_.stream());
+        if (error == cudaSuccess && !beside) error = kernels.begin_latents(node, attention, main_.stream());
         if (error == cudaSuccess && beside) error = main_.wait_for(v_lane_);
     }
     begun_ = nullptr;

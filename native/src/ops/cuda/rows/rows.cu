@@ -210,11 +210,11 @@ __global__ void claim_kernel(const __grid_constant__ ClaimArgs p, int n_tokens) 
     p.seq[p.region[i]][p.slot[i]] = p.seen != 0 ? uint64_t{1} << p.q_seq[i] : 0;
 }
 
-constexpr int find_warps = 16;
+constexpr int find_warps = 32;
 constexpr int find_threads = 32 * find_warps;
-constexpr int steps_of_warp = 8;
+constexpr int steps_of_warp = 16;
 
-// grid: tokens. A warp looks at eight steps at a time; what it finds goes behind what the warps before it have.
+// grid: tokens. A warp looks at sixteen steps at a time; what it finds goes behind what the warps before it have.
 __global__ void __launch_bounds__(find_threads) find_steps_kernel(const __grid_constant__ FindStepsArgs p) {
     __shared__ int found[find_warps];
     const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -237,15 +237,19 @@ __global__ void __launch_bounds__(find_threads) find_steps_kernel(const __grid_c
             for (int k = 0; k < steps_of_warp; k++) holds |= __any_sync(0xffffffffu, (seq[k] & own) != 0) ? 1u << k : 0;
             if (lane == 0) found[warp] = __popc(holds);
             __syncthreads();
-            int at = count;
-            for (int w = 0; w < find_warps; w++) {
-                if (w == warp && lane < steps_of_warp && (holds >> lane & 1) != 0) {
-                    to[at + __popc(holds & ((1u << lane) - 1))] =
-                        r << step_bits | (first + warp * steps_of_warp + lane);
-                }
-                at += found[w];
+            const int of_lane = found[lane];
+            int before = lane < warp ? of_lane : 0;
+            int all = of_lane;
+#pragma unroll
+            for (int o = 16; o > 0; o /= 2) {
+                before += __shfl_xor_sync(0xffffffffu, before, o);
+                all += __shfl_xor_sync(0xffffffffu, all, o);
             }
-            count = at;
+            if (lane < steps_of_warp && (holds >> lane & 1) != 0) {
+                to[count + before + __popc(holds & ((1u << lane) - 1))] =
+                    r << step_bits | (first + warp * steps_of_warp + lane);
+            }
+            count += all;
             __syncthreads();
         }
     }

@@ -128,7 +128,8 @@ struct MergeBlock {
     using Element = typename Channels::Element;
     static constexpr int width = 64 * Per;
     static constexpr int per_lane = width / 8;
-    static constexpr int ahead = Per == 4 ? 2 : 6;  // parts that are on their way at once, as far as registers go
+    // parts that are on their way at once, as far as registers go: of many tokens each has few
+    static constexpr int ahead = Per == 4 || By == Product::whole ? 2 : 6;
     using Factor = __half2[per_lane];
 
     const Args& p;
@@ -371,7 +372,7 @@ struct MergeBlock {
 
 // grid: KV heads x thread blocks that share out channels, 64·Per each x groups of four query rows. Joins: with the parts of `full`.
 template <class Left, int Per, Product By, bool Joins>
-__global__ void __launch_bounds__(merge_threads, 1)
+__global__ void __launch_bounds__(merge_threads, By == Product::whole ? 2 : 1)
     merge_kernel(const __grid_constant__ typename Left::Args p, const __grid_constant__ CutProblem full) {
     using Block = MergeBlock<Left, Per, By, Joins>;
     using Channels = typename Block::Channels;

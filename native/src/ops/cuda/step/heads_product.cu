@@ -15,6 +15,8 @@ constexpr int rows = 16 * warps;  // of a matrix, that a thread block takes
 constexpr int vectors = 32;       // heads of tokens, likewise
 constexpr int channels = 128;     // that are in shared memory at once
 constexpr int steps = channels / heads_product_step;
+constexpr int turns = vectors / warps;  // a warp stages a vector at a time
+static_assert(channels == 4 * 32);
 // A lane reads 16 bytes of a vector, eight lanes of two vectors and of four such places.
 constexpr int pitch = channels + 32;  // of f16
 
@@ -37,7 +39,8 @@ __global__ void __launch_bounds__(threads) heads_product_kernel(const __grid_con
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int g = lane / 4;
     const int c = lane % 4;
-    const int first_row = static_cast<int>(blockIdx.x) * rows + static_cast<int>(threadIdx.x) / 32 * 16;
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    const int first_row = static_cast<int>(blockIdx.x) * rows + warp * 16;
     const int first = static_cast<int>(blockIdx.y) * vectors;
     const int matrix = static_cast<int>(blockIdx.z);
     const int n_vectors = p.n_tokens * p.heads_of_matrix;
@@ -53,6 +56,13 @@ __global__ void __launch_bounds__(threads) heads_product_kernel(const __grid_con
         const int token = vector / p.heads_of_matrix;
         return static_cast<int64_t>(token) * n_heads + matrix * p.heads_of_matrix + vector - token * p.heads_of_matrix;
     };
+    const int own_channel = 4 * lane;
+    int64_t own[turns];  // vectors that the warp stages, -1: none
+#pragma unroll
+    for (int j = 0; j < turns; j++) {
+        const int vector = first + warp + warps * j;
+        own[j] = vector < n_vectors ? place(vector) : -1;
+    }
     float sums[vectors / 8][4] = {};
     uint4 a[steps][2];
     const auto load = [&](int k) {
@@ -70,17 +80,20 @@ __global__ void __launch_bounds__(threads) heads_product_kernel(const __grid_con
             __syncthreads();
             load(k);
         }
-        for (int i = static_cast<int>(threadIdx.x); i < vectors * channels / 4; i += threads) {
-            const int vector = i / (channels / 4);
-            const int at = i % (channels / 4) * 4;
-            float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            if (first + vector < n_vectors && k + at < p.n_in) {
-                x = *reinterpret_cast<const float4*>(p.x + place(first + vector) * p.n_in + k + at);
-            }
-            const Split xy = split(x.x, x.y);
-            const Split zw = split(x.z, x.w);
-            reinterpret_cast<uint2*>(high[vector])[at / 4] = make_uint2(xy.high, zw.high);
-            reinterpret_cast<uint2*>(low[vector])[at / 4] = make_uint2(xy.low, zw.low);
+        float4 x[turns];  // all on their way together
+#pragma unroll
+        for (int j = 0; j < turns; j++) {
+            const bool exists = own[j] >= 0 && k + own_channel < p.n_in;
+            x[j] = exists ? *reinterpret_cast<const float4*>(p.x + own[j] * p.n_in + k + own_channel)
+                          : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        }
+#pragma unroll
+        for (int j = 0; j < turns; j++) {
+            const int vector = warp + warps * j;
+            const Split xy = split(x[j].x, x[j].y);
+            const Split zw = split(x[j].z, x[j].w);
+            reinterpret_cast<uint2*>(high[vector])[lane] = make_uint2(xy.high, zw.high);
+            reinterpret_cast<uint2*>(low[vector])[lane] = make_uint2(xy.low, zw.low);
         }
         __syncthreads();
 #pragma unroll
