@@ -70,20 +70,23 @@ PartBytes Attention::prepare(const Graph& graph, cudaStream_t stream) {
             const std::optional<LatentAttnParams>& params = full ? node.full : node.latents;
             const bool may_be_apart = params && params->n_tokens <= most_direct_tokens &&
                                       inputs_.own_steps(reads(layer, full), layer.in_ring).ends != nullptr;
-            if (const Plan* const apart = may_be_apart ? plan(node, full, true) : nullptr) {
-                hold(of[full ? 1 : 0], *apart);
+            for (const bool apart : {false, true}) {
+                for (const bool alone : {false, true}) {
+                    if ((apart && !may_be_apart) || (alone && (full || !begins_with_windows(layer)))) continue;
+                    const Plan* const args = plan(node, full, {apart, alone});
+                    if (args == nullptr) continue;
+                    hold(of[full ? 1 : 0], *args);
+                    if (!apart && args->chunk == 0) hold(warm_ups, *args);
+                }
             }
-            const Plan* const args = plan(node, full, false);
+            const Plan* const args = plan(node, full, PlanFor{});
             if (args == nullptr) continue;  // so is the last layer of a graph without outputs, which only stores
-            hold(of[full ? 1 : 0], *args);
             if (layer.sinks.logits != nullptr) {
                 const CutProblem alone = only_sinks(*args);
                 sinks.hold(parts_floats(alone), partial_ml_floats(alone));
             }
             if (full && args->n_tokens > small_batch) own_tokens = args->n_tokens;
-            if (args->chunk == 0) {
-                hold(warm_ups, *args);
-            } else {
+            if (args->chunk != 0) {
                 int& least = chunk_[layer.in_ring ? 1 : 0];
                 least = least == 0 ? args->chunk : std::min(least, args->chunk);
             }
@@ -111,7 +114,7 @@ int Attention::launched_slots(bool in_ring) const {
 }
 
 int Attention::variant() const {
-    int variant = 0;
+    int variant = inputs_.middle_context(false) == 0 ? 1 : 0;
     for (const bool in_ring : {false, true}) {
         for (const Reads what : {Reads::windows, Reads::middle}) {
             variant = 2 * variant + (inputs_.apart(what, in_ring) ? 1 : 0);
@@ -127,17 +130,18 @@ Reads Attention::reads(const Layer& layer, bool full) {
 
 const Plan* Attention::plan(const AttentionNode& node, bool full) {
     const Layer& layer = layers_[node.row_layer];
-    return plan(node, full, inputs_.apart(reads(layer, full), layer.in_ring));
+    const bool alone = !full && begins_with_windows(layer) && inputs_.middle_context(false) == 0;
+    return plan(node, full, {inputs_.apart(reads(layer, full), layer.in_ring), alone});
 }
 
-const Plan* Attention::plan(const AttentionNode& node, bool full, bool apart) {
+const Plan* Attention::plan(const AttentionNode& node, bool full, const PlanFor& as) {
     const std::optional<LatentAttnParams>& params = full ? node.full : node.latents;
     if (!params || params->n_tokens == 0) return nullptr;
     Layer& layer = layers_[node.row_layer];
     ProblemTables& problem = full ? layer.full : layer.latents;
     // latents come and go beside full rows
     const Leaves leaves = full && node.latents ? Leaves::parts : Leaves::results;
-    const std::pair key{params->n_tokens, apart};
+    const std::pair key{params->n_tokens, as};
     const auto found = problem.plans.find(key);
     if (found != problem.plans.end()) {
         found->second.leaves = leaves;
@@ -146,15 +150,17 @@ const Plan* Attention::plan(const AttentionNode& node, bool full, bool apart) {
     LatentAttnParams p = *params;
     int capacity = inputs_.exact();
     if (full) {
-        const bool with_own = p.n_tokens > small_batch && !apart;
+        const bool with_own = p.n_tokens > small_batch && !as.apart;
         capacity += with_own ? p.n_tokens : 0;
         layers_.describe_full(layer, p, with_own);
+    } else if (as.windows_alone) {
+        p.n_regions--;
     } else {
         capacity += inputs_.middle(layer.in_ring);
     }
     Problem args = problem.constant;
     std::copy_n(problem.regions, max_regions, args.regions);
-    if (apart) args.own = inputs_.own_steps(reads(layer, full), layer.in_ring);
+    if (as.apart) args.own = inputs_.own_steps(reads(layer, full), layer.in_ring);
     args.v_hadamard = node.v_hadamard;
     // Full rows are attended to by a thread block a KV head, two of them on a multiprocessor; six more for what begins anywhere. 8B at 14 %,
     // depth 4096: 3.84, 3.87, 3.45 and 3.43 ms a step with 4, 6, 10 and 16 left free.

@@ -62,8 +62,12 @@ public:
     cudaError_t end_latents(const ggml_tensor* dst, const AttentionNode& node, cudaStream_t stream);
 
 private:
-    const Plan* plan(const AttentionNode& node, bool full, bool apart);
+    const Plan* plan(const AttentionNode& node, bool full, const PlanFor& as);
     static Reads reads(const Layer& layer, bool full);
+    // Whether a layer has two kinds of rows in one problem: until there are blocks of tokens, kernels of full rows take less time.
+    bool begins_with_windows(const Layer& layer) const {
+        return layer.in_token_blocks && layer.cells == 0 && !layer.splits && inputs_.exact() > 0;
+    }
     Plan run_args(const ggml_tensor* dst, const AttentionNode& node, bool full);
     // A whole softmax over one problem and the layer's sinks.
     cudaError_t attend_alone(const Plan& args, const Sinks& sinks, cudaStream_t stream);

@@ -1,6 +1,7 @@
 // What the kernels read of every layer and no batch changes: tables of rows and regions, packed factors, RoPE.
 #pragma once
 
+#include <compare>
 #include <map>
 #include <set>
 #include <vector>
@@ -18,12 +19,20 @@
 
 namespace lkv::cuda {
 
+// What one number of tokens has several plans for.
+struct PlanFor {
+    bool apart = false;          // see Problem::own
+    bool windows_alone = false;  // of a problem with the middle, whose slots are all free
+
+    auto operator<=>(const PlanFor&) const = default;
+};
+
 // Attention over rows of one form, see latent_attn.h.
 struct ProblemTables {
     RegionArgs regions[max_regions] = {};
     Problem constant{};                               // pointers that no batch changes
     std::map<const Kernel*, const uint32_t*> packed;  // what kernels made of K's factor
-    std::map<std::pair<int, bool>, Plan> plans;       // by number of tokens, and whether these are apart
+    std::map<std::pair<int, PlanFor>, Plan> plans;    // by number of tokens
 };
 
 struct Layer {
