@@ -728,8 +728,8 @@ void apart_beside() {
         return s;
     };
     for (const int n_seq : {3, 20}) {
-        AttnShape full = shape("windows apart", n_seq, 70);
-        AttnShape latents = shape("latents apart", n_seq, 150);
+        AttnShape full = shape("windows apart", n_seq, 60 + 7 * n_seq);  // the last is shortest
+        AttnShape latents = shape("latents apart", n_seq, 90 + 7 * n_seq);
         full.k_formats = full.v_formats = {Format::f16, Format::f16};
         full.region_tokens = {4, 20};
         latents.k_group = latents.v_group = 4;
