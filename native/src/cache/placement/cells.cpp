@@ -10,8 +10,8 @@ constexpr uint64_t all_bits = ~uint64_t{0};
 // Half a word of Cells::occupied_ where slots come alone: as many tokens as leave the recent ones at once.
 constexpr int run_slots = 32;
 
-uint32_t half_of(const std::vector<uint64_t>& words, int run) {
-    return static_cast<uint32_t>(words[static_cast<size_t>(run / 2)] >> (run % 2 * run_slots));
+uint32_t half_of(const std::vector<uint64_t>& words, size_t run) {
+    return static_cast<uint32_t>(words[run / 2] >> (run % 2 * run_slots));
 }
 
 }  // namespace
@@ -140,16 +140,16 @@ int Cells::find_in_run(int seq) {
     }
     if (held.newest >= 0) {
         const int run = held.newest / run_slots;
-        const int slot = run * run_slots + std::countr_one(half_of(occupied_, run));
+        const int slot = run * run_slots + std::countr_one(half_of(occupied_, static_cast<size_t>(run)));
         const bool goes_on = slot > run * run_slots && (this->seq(slot - 1) & bit(seq)) != 0;
         if (goes_on && slot < (run + 1) * run_slots && slot < capacity_) return slot;
     }
-    const int n_runs = (capacity_ + run_slots - 1) / run_slots;
+    const auto n_runs = static_cast<size_t>((capacity_ + run_slots - 1) / run_slots);
     while (first_empty_ < n_runs && half_of(occupied_, first_empty_) != 0) {
         first_empty_++;
         n_visited_++;
     }
-    return first_empty_ < n_runs ? first_empty_ * run_slots : -1;
+    return first_empty_ < n_runs ? static_cast<int>(first_empty_) * run_slots : -1;
 }
 
 std::vector<int> Cells::claim(std::span<const Token> tokens) {
@@ -195,7 +195,7 @@ void Cells::occupy(int slot) {
     word ^= mark;
     n_blocks_ += in_use ? 1 : -1;
     if (!in_use) first_free_ = std::min(first_free_, block / 64);
-    const auto run = static_cast<int>(block) / run_slots;
+    const size_t run = block / run_slots;
     if (half_of(occupied_, run) == 0) first_empty_ = std::min(first_empty_, run);
 }
 
@@ -239,8 +239,7 @@ void Cells::clear() {
     std::fill(occupied_.begin(), occupied_.end(), 0);
     sequences_ = 0;
     n_used_ = n_blocks_ = end_ = 0;
-    first_free_ = 0;
-    first_empty_ = 0;
+    first_free_ = first_empty_ = 0;
 }
 
 }  // namespace lkv
