@@ -183,7 +183,9 @@ def main() -> None:
     parser.add_argument("--depths", default="0,16384,65536,131072")
     parser.add_argument("--turns", type=int, default=5, help="that each cache has at a depth")
     parser.add_argument("--steps", type=int, default=12, help="of a turn")
-    parser.add_argument("--drift", type=float, default=0.1, help="of bandwidth from the card's, and of clocks")
+    parser.add_argument(
+        "--drift", type=float, default=0.1, help="of bandwidth from the card's, and of clocks"
+    )
     parser.add_argument(
         "--patience", type=float, default=8.0, help="seconds of a depth where turns are thrown away"
     )

@@ -1,11 +1,11 @@
 """One table of what beside.py and llama-bench measured as on a card: bench/results/cards/NAME.json.
 
-    python bench/gpu/card_table.py 8b-rtx4090 --of "Llama-3.1-8B's shape, random Q4_0 weights" 8b.json 8b-more.json \\
+    python bench/gpu/card_table.py 8b-rtx4090 8b.json 8b-more.json --of "Llama-3.1-8B's shape" \\
         --llama f16=llama-f16.jsonl
 
 Beside each file of beside.py, X.json, lies the companion's report, X.report.json (consumer.py --report). The
-first cache of a file is what its others are compared with, turn by turn; llama.cpp is compared with the first of
-all, which was measured at another time.
+first cache of a file is what its others are compared with, turn by turn; llama.cpp is compared with the first
+of all, which was measured at another time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def rows_gb_per_s(row: Row, empty: Row) -> float | None:
 
 
 def table(files: list[list[Row]]) -> dict[str, Row]:
-    """One row a cache, from rows a cache and a depth; a cache that is in two files is taken from the first."""
+    """One row a cache, from rows a cache and a depth; a cache of two files is taken from the first."""
     found: dict[str, Row] = {}
     for rows in files:
         known = set(found)
@@ -77,7 +77,10 @@ def llama_row(name: str, lines: list[Row], base: Row) -> Row:
 def columns_of(depths: list[int], prefill: int, at: int) -> list[Column]:
     columns = [Column("cache", "cache")]
     for depth in depths:
-        columns += [Column(f"at_{depth}", f"at {depth}", ".0f"), Column(f"of_{depth}", "of f16", ".0f", "%")]
+        columns += [
+            Column(f"at_{depth}", f"at {depth}", ".0f"),
+            Column(f"of_{depth}", f"of f16 at {depth}", ".0f", "%"),
+        ]
     return [
         *columns,
         Column("prefill", f"prompt of {prefill} at {at}", ",.0f"),
@@ -114,17 +117,20 @@ def main() -> None:
     found = table(files)
     base = next(iter(found.values()))
     rows = list(found.values())
-    rows += [llama_row(kv, read(Path(path)), base) for kv, _, path in (of.partition("=") for of in args.llama)]
+    rows += [
+        llama_row(kv, read(Path(path)), base) for kv, _, path in (of.partition("=") for of in args.llama)
+    ]
     depths = sorted({row["depth"] for each in files for row in each})
     at = next((row["depth"] for each in files for row in each if "prefill_tps" in row), 0)
     columns = columns_of(depths, measured[0]["prefill"], at)
     first = next(iter(reports.values()))
     light = left(files)
+    ends = [end / 1e3 for each in light.values() for end in each]
     note = (
         f"{measured[0]['gpu']} in kind of an {first['card'].upper().replace('RTX', 'RTX ')}: code for its "
         f"capability, 99 KB of shared memory, {first['multiprocessors']} of {first['of']} multiprocessors, "
-        f"{min(low for low, _ in light.values()) / 1e3:.2f} to {max(high for _, high in light.values()) / 1e3:.2f} "
-        f"TB/s left to a light reader; {args.of}, batch 1, tokens/s. Caches of one process took turns."
+        f"{min(ends):.2f} to {max(ends):.2f} TB/s left to a light reader; {args.of}, batch 1, tokens/s. Caches of one "
+        "process took turns."
     )
     save(
         args.folder / f"{args.name}.json",

@@ -261,7 +261,11 @@ def main() -> None:
     shape = SHAPES[args.shape]
     shape = replace(shape, n_layer=args.layers or shape.n_layer, n_vocab=args.vocab or shape.n_vocab)
     group = args.group or chosen_group(args.shape)
-    sides = planned(args.plan, args.prefer, shape, group, args.scales) if args.plan else sides_of(args.cache, shape)
+    sides = (
+        planned(args.plan, args.prefer, shape, group, args.scales)
+        if args.plan
+        else sides_of(args.cache, shape)
+    )
     name = f"default at {args.plan} %, {args.prefer}" if args.plan else args.cache
     write(shape, args.out, sides, name, args.seed, exact=args.exact)
 

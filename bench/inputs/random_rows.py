@@ -120,9 +120,7 @@ PREFER = {"speed": "rotated", "size": "rebuild", "one-row": "rotated"}
 SCALES = ("segment", "group")
 
 
-def planned(
-    plan: str, prefer: str, shape: Shape, group: int, scales: str = "segment"
-) -> tuple[Side, Side]:
+def planned(plan: str, prefer: str, shape: Shape, group: int, scales: str = "segment") -> tuple[Side, Side]:
     """K and V of a file that `convert` writes by default, or with --group; prefer: one of PREFER, scales: one
     of SCALES."""
     if shape.mla:

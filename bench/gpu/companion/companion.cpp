@@ -22,10 +22,10 @@ constexpr size_t buffer_bytes = size_t{1} << 31;  // far beyond L2
 constexpr size_t copied_bytes = size_t{1} << 28;
 constexpr size_t n_seen = 1024;
 constexpr int step = 4;
-constexpr int least_left = 64;      // multiprocessors
+constexpr int least_left = 64;  // multiprocessors
 constexpr int n_corrections = 20;
 constexpr double near_enough = 0.03;
-constexpr double room = 0.9;  // of what is wanted, that readers who ask for all leave: a rate can go up, too
+constexpr double room = 0.9;        // of what is wanted, that readers who ask for all leave: a rate can go up, too
 constexpr int64_t patience_s = 20;  // in which a GPU that works ends a burst
 
 void check(cudaError_t error, const char* what) {
@@ -124,11 +124,12 @@ void Companion::choose() {
             if (tried.light <= wanted) found = tried;
         }
         if (surveyed)
-            std::fprintf(stderr,
-                         "[consumer] survey: %d readers leave lightly %.2f, reading %.2f, copying %.2f at most; at %.2f "
-                         "TB/s %.2f, %.2f, %.2f\n",
-                         n, most.light / 1e12, most.read / 1e12, most.copied / 1e12, high / 1e12, found.light / 1e12,
-                         found.read / 1e12, found.copied / 1e12);
+            std::fprintf(
+                stderr,
+                "[consumer] survey: %d readers leave lightly %.2f, reading %.2f, copying %.2f at most; at %.2f "
+                "TB/s %.2f, %.2f, %.2f\n",
+                n, most.light / 1e12, most.read / 1e12, most.copied / 1e12, high / 1e12, found.light / 1e12,
+                found.read / 1e12, found.copied / 1e12);
         if (!enough) continue;
         rate_ = high;
         if (!surveyed) return;
@@ -257,9 +258,10 @@ void Companion::end() try {
     const Found after = now();
     ending_ = true;
     if (card().reads) runner_.join();
-    std::fprintf(stderr,
-                 "[consumer] after: reading lightly gets %.2f TB/s, reading %.2f, a copy %.2f; readers %.2f, at %.0f MHz\n",
-                 after.light / 1e12, after.read / 1e12, after.copied / 1e12, after.reading / 1e12, after.mhz);
+    std::fprintf(
+        stderr,
+        "[consumer] after: reading lightly gets %.2f TB/s, reading %.2f, a copy %.2f; readers %.2f, at %.0f MHz\n",
+        after.light / 1e12, after.read / 1e12, after.copied / 1e12, after.reading / 1e12, after.mhz);
     report(&after);
     ended_ = true;
     watcher_.join();

@@ -144,12 +144,8 @@ cudaError_t prepare() {
 
 cudaError_t read_memory(const Reading& reading, cudaStream_t stream) {
     const double ps = 1e12 * reading.blocks * chunk_bytes / reading.bytes_per_second;
-    const Work work{reading.buffer,
-                    reading.bytes,
-                    reading.bytes_per_second > 0.0 ? static_cast<int64_t>(ps) : 0,
-                    reading.ns,
-                    reading.first,
-                    reading.read};
+    const Work work{reading.buffer, reading.bytes, reading.bytes_per_second > 0.0 ? static_cast<int64_t>(ps) : 0,
+                    reading.ns,     reading.first, reading.read};
     load_chunks<<<reading.blocks, 1, block_shared, stream>>>(work);
     return cudaGetLastError();
 }

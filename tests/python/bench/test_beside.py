@@ -45,7 +45,16 @@ def caches() -> list[Cache]:
 
 
 def test_a_round_with_other_bandwidth_or_another_clock_is_taken_again() -> None:
-    light = [1000, 990, 1000, 1900, 1010, 1000, 1000, 1050]  # before and behind; the second round's is far off
+    light = [
+        1000,
+        990,
+        1000,
+        1900,
+        1010,
+        1000,
+        1000,
+        1050,
+    ]  # before and behind; the second round's is far off
     companion = Told(light, [1980, 1980, 1980, 1980, 900, 1980, 1980, 1980])
     seconds, around = taken(caches(), OPTIONS, companion)
     assert seconds == {"m f16": [2.0, 6.0], "m-14": [1.0, 3.0]}  # the first and the fourth

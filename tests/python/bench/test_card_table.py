@@ -19,8 +19,12 @@ def row(cache: str, depth: int, tps: float, of_first: float, **more: Any) -> dic
 
 
 FILES = {
-    "8b": [row("8b f16", 0, 100, 1.0), row("8b-14", 0, 99, 0.99)]
-    + [row("8b f16", 1000, 50, 1.0, prefill_tps=700.0), row("8b-14", 1000, 90, 1.8, prefill_tps=650.0)],
+    "8b": [
+        row("8b f16", 0, 100, 1.0),
+        row("8b-14", 0, 99, 0.99),
+        row("8b f16", 1000, 50, 1.0, prefill_tps=700.0),
+        row("8b-14", 1000, 90, 1.8, prefill_tps=650.0),
+    ],
     "8b-more": [row("8b f16", 0, 80, 1.0), row("8b small", 0, 79, 0.98)],
 }
 REPORT = {"card": "rtx4090", "multiprocessors": 108, "of": 132}
