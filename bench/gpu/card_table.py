@@ -66,9 +66,9 @@ def llama_row(name: str, lines: list[Row], base: Row) -> Row:
     for line in lines:
         depth = line["n_depth"]
         if line["n_gen"]:
+            f16 = base.get(f"at_{depth}")
             found[f"at_{depth}"] = line["avg_ts"]
-            if base.get(f"at_{depth}"):
-                found[f"of_{depth}"] = 100 * line["avg_ts"] / base[f"at_{depth}"]
+            found[f"of_{depth}"] = 100 * line["avg_ts"] / f16 if f16 else None
         else:
             found["prefill"] = max(line["avg_ts"], found["prefill"] or 0)
     return found
@@ -120,17 +120,19 @@ def main() -> None:
     rows += [
         llama_row(kv, read(Path(path)), base) for kv, _, path in (of.partition("=") for of in args.llama)
     ]
-    depths = sorted({row["depth"] for each in files for row in each})
+    depths = sorted({int(key[3:]) for row in rows for key in row if key.startswith("at_")})
     at = next((row["depth"] for each in files for row in each if "prefill_tps" in row), 0)
     columns = columns_of(depths, measured[0]["prefill"], at)
     first = next(iter(reports.values()))
     light = left(files)
     ends = [end / 1e3 for each in light.values() for end in each]
+    if not ends:
+        sys.exit("[card_table] expected rounds beside a companion that left the card's bandwidth; got none")
     note = (
         f"{measured[0]['gpu']} in kind of an {first['card'].upper().replace('RTX', 'RTX ')}: code for its "
         f"capability, 99 KB of shared memory, {first['multiprocessors']} of {first['of']} multiprocessors, "
-        f"{min(ends):.2f} to {max(ends):.2f} TB/s left to a light reader; {args.of}, batch 1, tokens/s. Caches of one "
-        "process took turns."
+        f"{min(ends):.2f} to {max(ends):.2f} TB/s left to a light reader; {args.of}, batch 1, tokens/s. "
+        "Caches of one process took turns."
     )
     save(
         args.folder / f"{args.name}.json",

@@ -28,7 +28,11 @@ FILES = {
     "8b-more": [row("8b f16", 0, 80, 1.0), row("8b small", 0, 79, 0.98)],
 }
 REPORT = {"card": "rtx4090", "multiprocessors": 108, "of": 132}
-LLAMA = [{"n_depth": 0, "n_gen": 48, "avg_ts": 95.0}, {"n_depth": 1000, "n_gen": 0, "avg_ts": 800.0}]
+LLAMA = [
+    {"n_depth": 0, "n_gen": 48, "avg_ts": 95.0},
+    {"n_depth": 2000, "n_gen": 48, "avg_ts": 40.0},
+    {"n_depth": 1000, "n_gen": 0, "avg_ts": 800.0},
+]
 
 
 def test_a_table_is_made_of_several_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,6 +53,7 @@ def test_a_table_is_made_of_several_processes(tmp_path: Path, monkeypatch: pytes
     assert rows["f16"]["rows_gb_per_s"] == pytest.approx(1e-9 * 1e6 / (1 / 50 - 1 / 100))
     assert (rows["small"]["of_0"], rows["small"]["at_1000"]) == (98.0, None)
     assert (rows["llama.cpp q8_0"]["of_0"], rows["llama.cpp q8_0"]["prefill"]) == (95.0, 800.0)
+    assert (rows["llama.cpp q8_0"]["at_2000"], rows["llama.cpp q8_0"]["of_2000"]) == (40.0, None)
     assert "RTX 4090" in made["note"]
     assert "0.99 to 1.02 TB/s" in made["note"]
     page = tables.render_result("t", tmp_path, only="cache,of_0,of_1000")
