@@ -12,8 +12,8 @@ where --report asks for it.
 
 The readers have multiprocessors of their own in every cluster (companion/places.h), and their rate is steered
 until the light kernel has the card's bandwidth: on an H100 24 readers leave it 0.98 to 1.03 TB/s, whatever
-q8_0 attention at 65536 tokens 1.16 TB/s beside 24, 0.97 beside 36. CONSUMER_CHOICE=36,0 asks for these.
-q8_0 attention at 65536 tokens 1.16 TB/s beside 24, 0.97 beside 36. CONSUMER_CHOICE=36,0 asks for so many.
+the program did before or holds in memory. A kernel with more in flight gets more, the fewer readers there
+are: q8_0 attention at 65536 tokens 1.16 TB/s beside 24, 0.97 beside 36; CONSUMER_CHOICE=36,0 asks for 36.
 Caches are compared by turns in one process (beside.py), which steers before each round. Memory answers later
 than on the card, which no readers can help. Where none leave so little, the program is refused; with
 CONSUMER_ANY=1 it runs all the same.
