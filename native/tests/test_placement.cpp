@@ -258,11 +258,11 @@ void a_refused_batch_leaves_no_trace() {
     }
 }
 
-// Sequences that grow together, some of whose last tokens are taken back, do not mix in runs of 64 slots; until there is no other room.
+// Sequences that grow together, some of whose last tokens are taken back, do not mix in runs of 32 slots; until there is no other room.
 void sequences_keep_runs() {
     constexpr int n_seq = 12;
-    constexpr int run = 64;
-    Cells cells(40 * run);
+    constexpr int run = 32;
+    Cells cells(80 * run);
     cells.allocate();
     std::array<int32_t, n_seq> length{};
     const auto grow = [&](int seq) {
