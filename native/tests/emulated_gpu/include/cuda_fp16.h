@@ -39,3 +39,7 @@ inline __half2 __hsub2(__half2 a, __half2 b) {
     const __half one{0x3c00};
     return __hfma2(a, {one, one}, __hneg2(b));
 }
+inline __half2 __hmin2(__half2 a, __half2 b) {
+    const auto one = [](__half x, __half y) { return __half2float(y) < __half2float(x) ? y : x; };
+    return {one(a.x, b.x), one(a.y, b.y)};
+}

@@ -18,11 +18,9 @@ __device__ inline int share_bounds(int shares_bits) { return (1 << shares_bits) 
 struct MlaSide {
     const uint8_t* rows;  // slot 0, from the group's first byte
     uint32_t row_bytes;
-    uint32_t bytes;       // of the group
-    uint32_t lead;        // of the group's first byte behind a multiple of 16
-    int32_t pitch;        // of a staged tile; 0: rows are read where they lie
-    int32_t pieces;       // 16 bytes each, of a row wherever it starts
-    int32_t piece_times;  // 2^20 / pieces, rounded up: what a thread's number is multiplied by for its row
+    uint32_t bytes;  // of the group
+    uint32_t lead;   // of the group's first byte behind a multiple of 16
+    int32_t pitch;   // of a staged tile; 0: rows are read where they lie
     int32_t n_units;
     int32_t scales;  // byte of a row's group, from `rows`, where its four scales lie; -1: segments have their own
     uint8_t bounds[n_share_bounds];
@@ -192,8 +190,6 @@ __device__ inline void set_up(const MlaArgs& p, const MlaSteps& steps, const Mla
                      : mla_pitch(staged.bytes, staged.first, side.row_bytes);
     const MlaUnit unit = units[warp * most_units];
     side.scales = format_scaled_by_group(static_cast<Format>(unit.kind)) ? unit.affine & ~3 : -1;
-    side.pieces = static_cast<int>(side.bytes + 30) / 16;
-    side.piece_times = ((1 << 20) - 1) / side.pieces + 1;
     const auto of_region = [&](const int32_t (&x)[max_regions]) { return r == 0 ? x[0] : (r == 1 ? x[1] : x[2]); };
     const int first = of_region(n_slots.first);
     if (is_k && p.mla.keys.as == MlaK::scores) {
@@ -224,39 +220,45 @@ __device__ inline uint32_t staged_lead(const MlaSide& side, const MlaTile& tile)
     return (side.lead + static_cast<uint32_t>(tile.first) * side.row_bytes) % 16;
 }
 
+constexpr int copy_threads = 8;  // of a row; a copy of a warp that lies in eight rows takes longer than one in four
+
+// The first warps have V's widest codes, for which the others wait: what is to be done for a tile besides is theirs.
+constexpr int spared_threads = 32 * 4;
+constexpr int spare_threads = mla_threads - spared_threads;
+
 __device__ inline void copy_rows(uint8_t* stage, const MlaSide& side, const MlaTile& tile) {
     const int pitch = side.pitch;
-    if (pitch == 0) return;
+    const int thread = static_cast<int>(threadIdx.x) - spared_threads;
+    if (pitch == 0 || thread < 0) return;
     const auto row_bytes = static_cast<int>(side.row_bytes);
     const auto lead = static_cast<int>(staged_lead(side, tile));
     const uint8_t* from = side.rows + static_cast<int64_t>(tile.first) * row_bytes - lead;
     if (pitch == row_bytes) {  // as in memory
         const int end = lead + tile.valid * row_bytes;
-        for (int at = 16 * static_cast<int>(threadIdx.x); at < end; at += 16 * mla_threads)
-            copy_async<16>(stage + at, from + at);
+        for (int at = 16 * thread; at < end; at += 16 * spare_threads) copy_async<16>(stage + at, from + at);
         return;
     }
-    // rows are as far from a multiple of 16 in the tile as in memory
-    const int bytes = static_cast<int>(side.bytes);
-    const int pieces = side.pieces;
-    const auto row_of = [&](int piece) { return piece * side.piece_times >> 20; };  // exact: fewer than 2048 pieces
-    const int step_rows = row_of(mla_threads);
-    const int step_pieces = mla_threads - step_rows * pieces;
-    int row = row_of(static_cast<int>(threadIdx.x));
-    int piece = static_cast<int>(threadIdx.x) - row * pieces;
-    int begin = lead + row * row_bytes;
-    const int step_bytes = step_rows * row_bytes;
-    while (row < tile.valid) {
-        const int at = (begin & ~15) + 16 * piece;
-        if (at < begin + bytes) copy_async<16>(stage + at + row * (pitch - row_bytes), from + at);
-        row += step_rows;
-        begin += step_bytes;
-        piece += step_pieces;
-        if (piece >= pieces) {
-            piece -= pieces;
-            row++;
-            begin += row_bytes;
+    // Rows are as far from a multiple of 16 in the tile as in memory, and rows_at_once of them a multiple of 16 apart.
+    constexpr int rows_at_once = spare_threads / copy_threads;
+    constexpr int step = 16 * copy_threads;
+    constexpr int usual_row = 2 * step;
+    const int row = thread / copy_threads;
+    const int begin = lead + row * row_bytes;
+    const int first = (begin & ~15) + thread % copy_threads * 16;
+    const int left = begin + static_cast<int>(side.bytes) - first;
+    uint8_t* to = stage + first + row * (pitch - row_bytes);
+    from += first;
+#pragma unroll
+    for (int k = 0; k < most_tile; k += rows_at_once) {
+        if (row + k >= tile.valid) break;
+#pragma unroll
+        for (int at = 0; at < usual_row; at += step) {
+            if (at < left) copy_async<16>(to + at, from + at);
         }
+#pragma unroll 1
+        for (int at = usual_row; at < left; at += step) copy_async<16>(to + at, from + at);
+        to += rows_at_once * pitch;
+        from += rows_at_once * row_bytes;
     }
 }
 
@@ -278,8 +280,8 @@ struct MlaScales {
 };
 
 __device__ inline void copy_marks(MlaMarks& marks, const MlaScales& scales, const MlaTile& tile) {
-    const int s = static_cast<int>(threadIdx.x);
-    if (s >= tile.valid) return;
+    const int s = static_cast<int>(threadIdx.x) - (mla_threads - most_tile);
+    if (s < 0 || s >= tile.valid) return;
     copy_async<4>(&marks.pos[s], tile.region->pos + tile.first + s);
     copy_async<8>(&marks.seq[s], tile.region->seq + tile.first + s);
     const MlaSide& v = tile.region->v;
@@ -291,21 +293,19 @@ __device__ inline void copy_marks(MlaMarks& marks, const MlaScales& scales, cons
 template <int Bits>
 __device__ inline void keep_scale(const MlaScales& to, int slot, uint32_t scales) {
     constexpr int at = NormalFormat<Bits>::scale_at;
-    const float scale = scale_from_byte(static_cast<uint8_t>(scales >> (8 * at)));
-    to.of_format<Bits>()[slot] = __float2half_rn(fminf(scale * code_unit<Bits>, most_scale));
+    const __half2 scale = half2_of(half_of_scale(static_cast<uint8_t>(scales >> (8 * at))));
+    const __half2 of = __hmin2(__hmul2(scale, __float2half2_rn(code_unit<Bits>)), __float2half2_rn(most_scale));
+    to.of_format<Bits>()[slot] = __ushort_as_half(static_cast<uint16_t>(bits(of)));
 }
 __device__ inline void keep_scales(const MlaScales& scales, const MlaMarks& marks, const MlaTile& tile) {
-    if (tile.region->v.scales < 0) return;
     const int slot = static_cast<int>(threadIdx.x) % most_tile;
-    if (slot >= tile.slots) return;
+    if (static_cast<int>(threadIdx.x) < spared_threads || tile.region->v.scales < 0 || slot >= tile.slots) return;
     const bool holds = slot < tile.valid && marks.seq[slot] != 0;
     const uint32_t stored = holds ? scales.stored[slot] : 0;
-    static_assert(mla_threads == 4 * most_tile);
+    static_assert(mla_threads == 4 * most_tile && spared_threads == most_tile);
     switch (static_cast<int>(threadIdx.x) / most_tile) {
-        case 0:
-            keep_scale<1>(scales, slot, stored);
-            break;
         case 1:
+            keep_scale<1>(scales, slot, stored);
             keep_scale<2>(scales, slot, stored);
             break;
         case 2:

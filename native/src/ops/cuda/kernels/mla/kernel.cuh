@@ -56,8 +56,8 @@ __global__ void __launch_bounds__(mla_threads, 1)
     __syncthreads();
     wait_for_previous();
     RowScores<NT> x = {};
+    MlaTile tile = tile_at(begin);
     if (begin < end) {
-        const MlaTile tile = tile_at(begin);
         copy_marks(own.marks[0], scales_of(0), tile);
         if constexpr (scored) fetch_scores<NT>(x, p, own, tile, warp, lane);
         if constexpr (!alternates) copy_rows(k_stage, tile.region->k, tile);
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(mla_threads, 1)
         sum_tile<NT, U, K>(sums, tile, stage_of(parity), units + (tile.r * 2 + 1) * most_units, weights_of(parity),
                            tokens, scales_of(parity), warp, lane);
     };
-    MlaTile tile = tile_at(begin);
+    MlaTile next = tile;
     int made = 0;
     // Where sums are of the tile before, there is one step more.
 #pragma unroll 1
@@ -93,12 +93,12 @@ __global__ void __launch_bounds__(mla_threads, 1)
         const bool is_first = i == begin;
         const bool is_last = i == end;
         if (!is_last) {
-            tile = tile_at(i);
+            tile = behind ? next : tile_at(i);
             i = tile.next;
         }
         const auto copy_next = [&] {
             if (i < end) {
-                const MlaTile next = tile_at(i);
+                next = tile_at(i);
                 copy_marks(own.marks[parity ^ 1], scales_of(parity ^ 1), next);
                 if constexpr (alternates) {
                     copy_rows(stage_of(parity ^ 1), next.region->v, next);
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(mla_threads, 1)
             copies_wait(0);   // the next tile, or its K
             __syncthreads();  // V has been read
             if (!alternates && i < end) {
-                const MlaTile next = tile_at(i);
+                next = tile_at(i);
                 copy_rows(v_stage, next.region->v, next);
             }
         }

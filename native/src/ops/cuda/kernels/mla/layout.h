@@ -52,6 +52,7 @@ struct MlaPlan {
     int32_t small_pitch;  // of tiles of least_tile slots that are staged
     int32_t small_tiles;  // bit r: tiles of region r have least_tile slots
     int32_t late_parts;   // of n_split, the last ones: where another kernel runs first, see MlaSteps
+    int32_t few_parts;    // more than these have a whole tile each; 0: they need not
     int32_t scaled;       // 1: V of a region is in rows whose groups have scales
     MlaKeys keys;
 };

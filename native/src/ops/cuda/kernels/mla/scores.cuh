@@ -12,20 +12,34 @@ namespace lkv::cuda {
 template <int NT>
 __device__ void load_queries(const MlaArgs& p, const MlaShared& own, uint4* queries) {
     const int n = p.mla.k_units * NT * 32;
-#pragma unroll 6
-    for (int i = static_cast<int>(threadIdx.x); i < n; i += mla_threads) {
-        const int row = i / 32 % NT * 8 + i % 32 / 4;
-        const int channel = i / (32 * NT) * unit_channels + 8 * (i % 4);  // q_width is a multiple of 8
-        const int at = own.rows[row].at;
-        // of expanded keys a row has the units of its own head
-        const int first = p.mla.keys.as == MlaK::rows ? own.rows[row].head * p.q_width : 0;
-        const bool exists = at >= 0 && channel >= first && channel < first + p.q_width;
-        const auto* const from = reinterpret_cast<const float4*>(
-            p.q + (exists ? static_cast<int64_t>(at) * p.q_width + channel - first : 0));
-        float4 x[2] = {from[0], from[1]};
-        if (!exists) x[0] = x[1] = float4{};
-        queries[i] = make_uint4(bits(__floats2half2_rn(x[0].x, x[0].z)), bits(__floats2half2_rn(x[0].y, x[0].w)),
-                                bits(__floats2half2_rn(x[1].x, x[1].z)), bits(__floats2half2_rn(x[1].y, x[1].w)));
+    constexpr int at_once = NT;  // of a thread's: all of 16 units
+#pragma unroll 1
+    for (int i0 = static_cast<int>(threadIdx.x); i0 < n; i0 += at_once * mla_threads) {
+        float4 x[at_once][2];
+#pragma unroll
+        for (int k = 0; k < at_once; k++) {
+            const int i = i0 + k * mla_threads;
+            const int row = i / 32 % NT * 8 + i % 32 / 4;
+            const int channel = i / (32 * NT) * unit_channels + 8 * (i % 4);  // q_width is a multiple of 8
+            const int at = i < n ? own.rows[row].at : -1;
+            // of expanded keys a row has the units of its own head
+            const int first = p.mla.keys.as == MlaK::rows ? own.rows[row].head * p.q_width : 0;
+            const bool exists = at >= 0 && channel >= first && channel < first + p.q_width;
+            const auto* const from = reinterpret_cast<const float4*>(
+                p.q + (exists ? static_cast<int64_t>(at) * p.q_width + channel - first : 0));
+            x[k][0] = from[0];
+            x[k][1] = from[1];
+            if (!exists) x[k][0] = x[k][1] = float4{};
+        }
+#pragma unroll
+        for (int k = 0; k < at_once; k++) {
+            const int i = i0 + k * mla_threads;
+            const float4(&of)[2] = x[k];
+            if (i >= n) break;
+            queries[i] =
+                make_uint4(bits(__floats2half2_rn(of[0].x, of[0].z)), bits(__floats2half2_rn(of[0].y, of[0].w)),
+                           bits(__floats2half2_rn(of[1].x, of[1].z)), bits(__floats2half2_rn(of[1].y, of[1].w)));
+        }
     }
 }
 
@@ -92,8 +106,9 @@ __device__ __forceinline__ void score_codes(float (&scores)[NT][4], const uint8_
     for (int i = 0; i < 2; i++) scale[i] = scale_from_byte(rows[i][unit.affine]) * code_unit<Bits>;
     float of[of_run ? NT : 1][4] = {};
     auto& sums = one_of<of_run>(of, scores);
+    const uint4* const end = query + n_units * NT * 32;
 #pragma unroll 1
-    for (int u = 0; u < n_units; u++) {
+    for (; query != end; query += NT * 32) {
         uint32_t words[2][KeyCodes<Bits>::n_words];
 #pragma unroll
         for (int i = 0; i < 2; i++) reader.load(at[i], words[i]);
@@ -117,7 +132,6 @@ __device__ __forceinline__ void score_codes(float (&scores)[NT][4], const uint8_
         for (int n = 0; n < NT; n++) mma(sums[n], second, q[n].z, q[n].w);
         at[0] += unit_bytes<Bits>;
         at[1] += unit_bytes<Bits>;
-        query += NT * 32;
     }
     if constexpr (of_run) {
 #pragma unroll

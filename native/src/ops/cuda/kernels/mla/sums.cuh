@@ -69,8 +69,9 @@ __device__ __forceinline__ void sum_codes(UnitSums<NT> (&sums)[U], int first, co
     const int t = lane % 4;
     const uint8_t* at = rows + 2 * t * pitch + unit.codes + reader.place();
     const auto* scale = reinterpret_cast<const __half2*>(scales) + t;
+    const __half2* const end = scale + 8 * n16;
 #pragma unroll 1
-    for (int k16 = 0; k16 < n16; k16++) {
+    for (; scale != end; scale += 8) {
         uint32_t words[4][N][ValueCodes<Bits>::n_words];  // of slots 2t, 2t + 1, 2t + 8, 2t + 9
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -79,7 +80,7 @@ __device__ __forceinline__ void sum_codes(UnitSums<NT> (&sums)[U], int first, co
                 reader.load(at + (i % 2 + i / 2 * 8) * pitch + n * unit_bytes<Bits>, words[i][n]);
         }
         uint32_t w[NT][2];
-        load_weights<NT>(w, weights, k16, lane);
+        load_weights<NT>(w, weights, 0, lane);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const __half2 by = scale[4 * i];
@@ -100,7 +101,7 @@ __device__ __forceinline__ void sum_codes(UnitSums<NT> (&sums)[U], int first, co
             }
         }
         at += 16 * pitch;
-        scale += 8;
+        weights += 16 * 8 * NT;
     }
 }
 

@@ -50,7 +50,9 @@ struct MlaSteps {
             return static_cast<int>(static_cast<uint32_t>(a) / static_cast<uint32_t>(b));
         };
         const int early = p.n_split - p.mla.late_parts;
-        const int each = quotient(all + early - 1, early);
+        const int few = p.mla.few_parts;
+        const int least = few > 0 ? min((all + few - 1) / few, most_tile / step_slots) : 1;
+        const int each = max(quotient(all + early - 1, early), least);
         late = each < 3 * late_steps ? 0 : p.mla.late_parts;
         count = late > 0 ? p.n_split : (each <= 1 ? max(1, all) : quotient(all + each - 1, each));
         if (p.mla.keys.n_parts != 0) count = p.mla.keys.n_parts;

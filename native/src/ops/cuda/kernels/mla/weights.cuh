@@ -93,14 +93,15 @@ __device__ __forceinline__ int make_weights(const MlaArgs& p, MlaShared& own, in
     const MlaMarks& marks = own.marks[parity];
     uint64_t seq[Steps];
     int32_t pos[Steps];
-    bool holes = tile.valid % 16 != 0;
+    bool holes = false;
 #pragma unroll
     for (int j = 0; j < Steps; j++) {
         const bool used = 32 * j + lane < tile.valid;
         seq[j] = used ? marks.seq[32 * j + lane] : 0;
         pos[j] = used ? marks.pos[32 * j + lane] : -1;
-        holes = holes || __any_sync(0xffffffffu, used && seq[j] == 0);
+        holes = holes | (used & (seq[j] == 0));
     }
+    holes = tile.valid % 16 != 0 || __any_sync(0xffffffffu, holes);
     if (warp == mla_warps - 1) {
 #pragma unroll
         for (int j = 0; j < Steps; j++) {
@@ -118,6 +119,7 @@ __device__ __forceinline__ int make_weights(const MlaArgs& p, MlaShared& own, in
         const MlaRow& of = own.rows[first + k];
         const int32_t query_pos = of.pos;
         const uint64_t query_seq = of.seq;
+        const uint32_t sight = min(window, static_cast<uint32_t>(query_pos) + 1u);
         float top = -INFINITY;
         if (p.alibi_slopes != nullptr) {
             const float slope = of.slope / scale;
@@ -126,8 +128,8 @@ __device__ __forceinline__ int make_weights(const MlaArgs& p, MlaShared& own, in
         }
 #pragma unroll
         for (int j = 0; j < Steps; j++) {
-            const int32_t behind = query_pos - pos[j];  // as unsigned: later tokens are behind any window
-            const bool visible = ((seq[j] & query_seq) != 0) & (pos[j] >= 0) & (static_cast<uint32_t>(behind) < window);
+            const int32_t behind = query_pos - pos[j];  // as unsigned: later tokens are out of sight
+            const bool visible = ((seq[j] & query_seq) != 0) & (static_cast<uint32_t>(behind) < sight);
             x[k][j] = visible ? x[k][j] * scale : -INFINITY;
             top = fmaxf(top, x[k][j]);
         }
