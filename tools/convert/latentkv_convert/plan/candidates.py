@@ -32,11 +32,9 @@ FORMATS = ("q8", "q4", "q2", "q1", "none")
 # and 8.5 % of f16; with segments of 16 it is 40 % larger at 28 % and 4 to 6 % smaller below.
 ROW_FORMATS = ("n8", "n6", "n4", "n3", "n2", "n1", "none")
 ROW_WIDTHS = (32,)
-# Full rows have as many formats to choose from.
-WHOLE = {
-    ROW_FORMATS: ("q8_0", "q6", "q5", "q4", "q3", "q2", "none"),
-    FORMATS: ("q8_0", "q6", "q5", "q4", "none"),
-}
+# Of full rows. With fewer bits levels of least squared error shrink a row by 2 % or more, and no factor gives
+# that back (fuse/energy.py).
+WHOLE = ("q8_0", "q6", "q5", "q4", "none")
 
 
 @dataclass(frozen=True)
@@ -76,8 +74,10 @@ class Shape:
         return cached_rows.of(work, layer, side, "full", self.context)
 
     def whole_formats(self, spec: ModelSpec) -> tuple[str, ...]:
-        """What full rows may be stored in: the widest first. spec: as the layer sees it."""
-        return tuple("q8" if name == "q8_0" and spec.head_dim % 32 else name for name in WHOLE[self.formats])
+        """What full rows may be stored in: the widest first, as many as of segments. spec: as the layer sees
+        it."""
+        names = tuple("q8" if name == "q8_0" and spec.head_dim % 32 else name for name in WHOLE)
+        return names[:1] * (len(self.formats) - len(names)) + names
 
     def side(self, side: str, group: int, widths: tuple[tuple[int, ...], ...]) -> SidePlan:
         """widths: of the segments of every group."""
