@@ -14,7 +14,7 @@ from ladder.libllama import CACHES
 BUDGETS = ("28%", "17.5%", "14%", "11%", "8.5%")
 WINDOW = {"sink": 4, "recent": 128}  # exact tokens, as `--kv-budget` keeps them
 EXACT_SLOTS = 304  # what the runtime allocates for WINDOW
-BLOCKS = ("c4/q6", "c4/q4", "c3/q3", "c2/q3", "c2/q2")  # and WINDOW, by default
+BLOCKS = {"balanced": "c4/q6", "small": "c4/q4", "smaller": "c3/q3", "smallest": "c2/q3"}  # presets
 CELL_BYTES = 12  # of a slot, beside its rows
 RANK_STEP = 16  # ranks are multiples of it
 PREFERENCES = ("speed", "size")
@@ -186,7 +186,8 @@ def rungs(shape: Shape) -> list[Rung]:
     for k, v in CACHES:
         setting = k if k == v else f"{k} keys, {v} values"
         found.append(Rung("llama.cpp", setting, PLAIN, {"llama_cpp": [k, v]}))
-    found += [Rung("K in blocks of tokens", kv, PLAIN, {"kv": kv}) for kv in BLOCKS]
+    for preset, kv in BLOCKS.items():
+        found.append(Rung("K in blocks of tokens", f"{preset}, {kv}", PLAIN, {"kv": preset}))
     windowed = ("q8_0", "q4_0", "q4", "q3", "q2")
     found += [Rung("full K and V, window", f"{kv} + window", PLAIN, {"kv": kv, **WINDOW}) for kv in windowed]
     wide = {"kv": "q2", "sink": 64, "recent": 256}

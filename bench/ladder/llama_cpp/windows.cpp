@@ -109,15 +109,17 @@ int main(int argc, char** argv) {
     if (argc != 6) fail("expected MODEL K V GPU_LAYERS THREADS; got " + std::to_string(argc - 1) + " arguments");
     const Windows windows = read_windows();
     if (windows.count > int32_t(ubatch)) fail("expected at most 128 windows; got " + std::to_string(windows.count));
-    llama_log_set([](ggml_log_level level, const char* text, void*) {
-        if (level >= GGML_LOG_LEVEL_WARN) std::fputs(text, stderr);
-    }, nullptr);
+    llama_log_set(
+        [](ggml_log_level level, const char* text, void*) {
+            if (level >= GGML_LOG_LEVEL_WARN) std::fputs(text, stderr);
+        },
+        nullptr);
     llama_backend_init();
     llama_model_params of_model = llama_model_default_params();
     of_model.n_gpu_layers = std::atoi(argv[4]);
     of_model.use_extra_bufts = false;  // weights as they are, not repacked
-    const std::unique_ptr<llama_model, decltype(&llama_model_free)> model(
-        llama_model_load_from_file(argv[1], of_model), llama_model_free);
+    const std::unique_ptr<llama_model, decltype(&llama_model_free)> model(llama_model_load_from_file(argv[1], of_model),
+                                                                          llama_model_free);
     if (!model) fail(std::string("expected a model; got ") + argv[1]);
     llama_context_params params = llama_context_default_params();
     params.n_seq_max = uint32_t(windows.count);
