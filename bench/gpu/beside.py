@@ -2,11 +2,11 @@
 
     python bench/gpu/consumer.py rtx4090 -- python bench/gpu/beside.py 8b.gguf=f16 8b-14.gguf --depths 0,16384
 
-What memory gives beside readers drifts (consumer.py), so programs that run one after the other do not see
-the same card. Here every cache has its session, filled to the same depth, and at each depth they take
-turns. Before and after a round of turns the companion is asked what a light reader gets. A round whose
-answers differ by more than --drift, from each other or from the first at this depth, is thrown away and
-taken again. The cache type stands behind =; without it the cache is as the file says.
+Here every cache has its session, filled to the same depth, and at each depth they take turns. Before a round
+of turns the companion steers its readers until a light reader gets the card's bandwidth; behind it, it is
+asked again. A round is thrown away, and taken again, where an answer is further than --drift from the card's
+or the multiprocessors' clock moved by more. The cache type stands behind =; without it the cache is as the
+file says.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +28,57 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
 
 from gpu.copied_rows import COPIED_FROM, Copies
-from gpu.cuda import fill
+from gpu.cuda import ask_gpu, fill
 from latentkv import _core
 from latentkv.plan.master import planned
 
 SKIPPED = 3  # steps of a turn: the first builds the graph, the second records it
 
 
-def light_reader() -> Callable[[], float] | None:
-    """GB/s that a light kernel reads now, by the companion; None: the program runs without it."""
-    try:
-        ask = ctypes.CDLL(None).consumer_light_gb_per_s
-    except AttributeError:
-        return None
-    ask.restype = ctypes.c_double
-    return lambda: float(ask())
+class Companion:
+    """What the companion (consumer.py) leaves to a program, in GB/s, and the clock."""
+
+    def __init__(self, library: Any, wanted: float) -> None:
+        self._library, self.wanted = library, wanted
+        library.consumer_light_gb_per_s.restype = ctypes.c_double
+        library.consumer_sm_mhz.restype = ctypes.c_double
+
+    @classmethod
+    def here(cls) -> Companion | None:
+        """None: the program runs without it, or without readers."""
+        library = ctypes.CDLL(None)
+        if not hasattr(library, "consumer_light_gb_per_s") or "CONSUMER_NO_READERS" in os.environ:
+            return None
+        return cls(library, float(os.environ["CONSUMER_GB_PER_S"]))
+
+    def light(self, steer: bool) -> float:
+        """What a light reader gets now; steer: after readers were steered to what is wanted."""
+        return float(self._library.consumer_light_gb_per_s(int(steer)))
+
+    def mhz(self) -> float:
+        return float(self._library.consumer_sm_mhz())
+
+
+@dataclass
+class Around:
+    """What was found before and behind the rounds that were kept."""
+
+    light_gb_per_s: list[float] = field(default_factory=list)
+    sm_mhz: list[float] = field(default_factory=list)
+    thrown: int = 0
+    thrown_light: list[float] = field(default_factory=list)
+
+    def keeps(self, light: list[float], mhz: list[float], wanted: float, drift: float) -> bool:
+        """Whether the round between two answers counts; it is remembered."""
+        clocks = [*mhz, *self.sm_mhz[:1]]
+        near = all(abs(each - wanted) <= drift * wanted for each in light)
+        if not near or max(clocks) > (1 + drift) * min(clocks):
+            self.thrown += 1
+            self.thrown_light += light
+            return False
+        self.light_gb_per_s += light
+        self.sm_mhz += mhz
+        return True
 
 
 class Cache:
@@ -83,26 +121,58 @@ class Cache:
         return n / (time.perf_counter() - start)
 
 
-def taken(caches: list[Cache], args: argparse.Namespace, light: Callable[[], float] | None) -> dict[str, Any]:
-    """Of one depth: each cache's seconds a step by turns, and the light reader's GB/s around those kept."""
+def taken(
+    caches: list[Cache], args: argparse.Namespace, companion: Companion | None
+) -> tuple[dict[str, list[float]], Around]:
+    """At one depth: each cache's seconds a step by turns, and what the companion said around those kept."""
     seconds: dict[str, list[float]] = {cache.name: [] for cache in caches}
-    lights: list[float] = []
-    thrown = 0
+    around = Around()
     begin = time.monotonic()
-    while len(seconds[caches[-1].name]) < args.turns and (
-        not thrown or time.monotonic() - begin < args.patience
-    ):
-        before = light() if light else 0.0
-        found = [(cache.name, cache.turn(args.steps)) for cache in caches]
-        after = light() if light else 0.0
-        around = [before, after, lights[0] if lights else before]
-        if light and max(around) > (1 + args.drift) * min(around) and thrown < args.turns * 3:
-            thrown += 1
+    while len(seconds[caches[-1].name]) < args.turns:
+        if around.thrown and time.monotonic() - begin > args.patience:
+            break
+        if companion is None:
+            for cache in caches:
+                seconds[cache.name].append(cache.turn(args.steps))
             continue
-        lights += [before, after] if light else []
-        for name, t in found:
-            seconds[name].append(t)
-    return {"seconds": seconds, "light_gb_per_s": lights, "thrown": thrown}
+        light, mhz = [companion.light(steer=True)], [companion.mhz()]
+        found = [(cache.name, cache.turn(args.steps)) for cache in caches]
+        light.append(companion.light(steer=False))
+        mhz.append(companion.mhz())
+        if around.keeps(light, mhz, companion.wanted, args.drift):
+            for name, each in found:
+                seconds[name].append(each)
+    return seconds, around
+
+
+def prompts(cache: Cache, n: int, companion: Companion | None) -> float:
+    """Tokens/s of a prompt of n tokens, the median of three."""
+    if companion:
+        companion.light(steer=True)
+    return statistics.median(cache.prompt(n) for _ in range(3))
+
+
+def rows_at(
+    depth: int, caches: list[Cache], args: argparse.Namespace, companion: Companion | None
+) -> Iterator[dict[str, Any]]:
+    """One row a cache; the first is what others are compared with, turn by turn."""
+    seconds, around = taken(caches, args, companion)
+    first = seconds[caches[0].name]
+    for cache in caches:
+        mine = seconds[cache.name]
+        pairs = zip(first, mine, strict=True)
+        row = {
+            "cache": cache.name,
+            "depth": depth,
+            "decode_tps": 1.0 / statistics.median(mine) if mine else None,
+            "of_first": statistics.median(a / b for a, b in pairs) if mine else None,
+            "bytes_per_token": cache.bytes_per_token,
+            "ms": [1e3 * t for t in mine],
+            **asdict(around),
+        }
+        if depth == args.prefill_depth:
+            row["prefill_tps"] = prompts(cache, args.prefill, companion)
+        yield row
 
 
 def main() -> None:
@@ -113,9 +183,11 @@ def main() -> None:
     parser.add_argument("--depths", default="0,16384,65536,131072")
     parser.add_argument("--turns", type=int, default=5, help="that each cache has at a depth")
     parser.add_argument("--steps", type=int, default=12, help="of a turn")
-    parser.add_argument("--drift", type=float, default=0.1, help="of the light reader's bandwidth")
     parser.add_argument(
-        "--patience", type=float, default=4.0, help="seconds of a depth where turns are thrown away"
+        "--drift", type=float, default=0.1, help="of bandwidth from the card's, and of clocks"
+    )
+    parser.add_argument(
+        "--patience", type=float, default=8.0, help="seconds of a depth where turns are thrown away"
     )
     parser.add_argument("--prefill", type=int, default=2048)
     parser.add_argument("--prefill-depth", type=int, default=16384)
@@ -129,33 +201,17 @@ def main() -> None:
         Cache(f"{Path(path).stem} {kv}".strip(), models[path], kv, max(depths) + room)
         for path, _, kv in asked
     ]
-    light = light_reader()
+    companion = Companion.here()
     rows: list[dict[str, Any]] = []
     for depth in depths:
         for cache in caches:
             cache.fill(depth)
-        found = taken(caches, args, light)
-        first = found["seconds"][caches[0].name]
-        for cache in caches:
-            mine = found["seconds"][cache.name]
-            row = {
-                "cache": cache.name,
-                "depth": depth,
-                "decode_tps": 1.0 / statistics.median(mine) if mine else None,
-                "of_first": statistics.median(a / b for a, b in zip(first, mine, strict=True))
-                if mine
-                else None,
-                "bytes_per_token": cache.bytes_per_token,
-                "ms": [1e3 * t for t in mine],
-                "light_gb_per_s": found["light_gb_per_s"],
-                "thrown": found["thrown"],
-            }
-            if depth == args.prefill_depth:
-                row["prefill_tps"] = statistics.median(cache.prompt(args.prefill) for _ in range(3))
+        for row in rows_at(depth, caches, args, companion):
             rows.append(row)
             print(json.dumps(row), file=sys.stderr, flush=True)
         if args.json:
-            args.json.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+            found = {"gpu": ask_gpu("name"), "prefill": args.prefill, "rows": rows}
+            args.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
 
 from inputs import random_mla
 from inputs.fast_gguf import write_tensors
-from inputs.random_rows import PLANS, PREFER, Side, chosen_group, planned, sides_of
+from inputs.random_rows import PLANS, PREFER, SCALES, Side, chosen_group, planned, sides_of
 from inputs.random_shapes import SHAPES, DeltaNet, Heads, Shape
 from inputs.random_weights import Weights
 
@@ -252,6 +252,7 @@ def main() -> None:
     )
     parser.add_argument("--group", type=int, help="KV heads that share a latent of --plan")
     parser.add_argument("--prefer", choices=PREFER, default="speed", help="K path of --plan")
+    parser.add_argument("--scales", choices=SCALES, default="segment", help="of the rows of --plan")
     parser.add_argument("--layers", type=int, help="the first so many layers alone")
     parser.add_argument("--vocab", type=int, help="so many tokens alone")
     parser.add_argument("--seed", type=int, default=1)
@@ -260,7 +261,11 @@ def main() -> None:
     shape = SHAPES[args.shape]
     shape = replace(shape, n_layer=args.layers or shape.n_layer, n_vocab=args.vocab or shape.n_vocab)
     group = args.group or chosen_group(args.shape)
-    sides = planned(args.plan, args.prefer, shape, group) if args.plan else sides_of(args.cache, shape)
+    sides = (
+        planned(args.plan, args.prefer, shape, group, args.scales)
+        if args.plan
+        else sides_of(args.cache, shape)
+    )
     name = f"default at {args.plan} %, {args.prefer}" if args.plan else args.cache
     write(shape, args.out, sides, name, args.seed, exact=args.exact)
 

@@ -38,6 +38,21 @@ PLANS = {
         (("q4", 64), ("q2", 64), ("q2", 128), ("q1", 128), ("q1", 128)),
     ),
 }
+# The same with four scales in front of a group's row, as `convert` writes them by default.
+ROWS = {
+    "28": (
+        (("n8", 128), ("n6", 192), ("n4", 320), ("n3", 192), ("n2", 192)),
+        (("n8", 128), ("n6", 256), ("n4", 320), ("n3", 192), ("n2", 64)),
+    ),
+    "14": (
+        (("n6", 64), ("n4", 192), ("n3", 128), ("n2", 320), ("n1", 320)),
+        (("n4", 64), ("n3", 192), ("n2", 384), ("n1", 320)),
+    ),
+    "8.5": (
+        (("n4", 64), ("n3", 128), ("n2", 256), ("n1", 320)),
+        (("n3", 64), ("n2", 256), ("n1", 512)),
+    ),
+}
 
 # These are rows of multi-head latent attention by share of f16; turned channels come first.
 MLA_PLANS = {
@@ -101,16 +116,21 @@ def chosen_group(name: str) -> int:
 # K path; one-row: beside it one row for K and V where a model has one projection for both
 PREFER = {"speed": "rotated", "size": "rebuild", "one-row": "rotated"}
 
+# A scale and a minimum in every segment, or four scales in front of a group's row.
+SCALES = ("segment", "group")
 
-def planned(plan: str, prefer: str, shape: Shape, group: int) -> tuple[Side, Side]:
-    """K and V of a file that `convert` writes by default, or with --group; prefer: one of PREFER."""
+
+def planned(plan: str, prefer: str, shape: Shape, group: int, scales: str = "segment") -> tuple[Side, Side]:
+    """K and V of a file that `convert` writes by default, or with --group; prefer: one of PREFER, scales: one
+    of SCALES."""
     if shape.mla:
         row = MLA_PLANS[plan]
         return Side("value", 1, 0), Side("latent", 1, sum(n for _, n in row), row)
     k_path = PREFER[prefer]
     units = group * shape.head_dim // UNIT
-    known = PLANS.get((plan, units))
-    k, v = known or (scaled(segments, units) for segments in PLANS[plan, PLAN_UNITS])
+    known = PLANS.get((plan, units)) if scales == "segment" else None
+    widest = PLANS[plan, PLAN_UNITS] if scales == "segment" else ROWS[plan]
+    k, v = known or (scaled(segments, units) for segments in widest)
     return (
         Side(k_path, group, sum(n for _, n in k), k, prefer == "one-row"),
         Side("latent", group, sum(n for _, n in v), v),

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "places.h"
 #include "real.h"
 
 namespace consumer {
@@ -20,7 +22,10 @@ constexpr size_t buffer_bytes = size_t{1} << 31;  // far beyond L2
 constexpr size_t copied_bytes = size_t{1} << 28;
 constexpr size_t n_seen = 1024;
 constexpr int step = 4;
-constexpr int least_left = 64;      // multiprocessors
+constexpr int least_left = 64;  // multiprocessors
+constexpr int n_corrections = 20;
+constexpr double near_enough = 0.03;
+constexpr double room = 0.9;        // of what is wanted, that readers who ask for all leave: a rate can go up, too
 constexpr int64_t patience_s = 20;  // in which a GPU that works ends a burst
 
 void check(cudaError_t error, const char* what) {
@@ -57,8 +62,13 @@ const Card& card() {
     return card;
 }
 
-void Companion::read(const Choice& choice, int64_t ns) {
-    check(read_memory({buffer_, buffer_bytes, choice.blocks, choice.rate, ns, ++n_readings_ * 7919, read_}, readers_),
+void Companion::place(int n) {
+    readers_ = stream_on(device_, n);
+    n_readers_ = n;
+}
+
+void Companion::read(double rate) {
+    check(read_memory({buffer_, buffer_bytes, n_readers_, rate, burst_ns, ++n_readings_ * 7919, read_}, readers_),
           "readers");
 }
 
@@ -86,54 +96,61 @@ double Companion::moved(bool written, int light, int n) {
     return (written ? 2.0 : 1.0) * copied_bytes * n / (ms * 1e-3);
 }
 
-Companion::Found Companion::beside(const Choice& choice) {
-    for (int64_t ns = 0; ns < trial_ns; ns += burst_ns) read(choice, burst_ns);  // as beside a program
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));                   // the readers are there first
-    const Found found{moved(true, 0, 5), moved(false, 0, 5), moved(false, real_ - choice.blocks, 36)};
+Companion::Found Companion::beside(double rate) {
+    for (int64_t ns = 0; ns < trial_ns; ns += burst_ns) read(rate);  // as beside a program
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));       // the readers are there first
+    const Found found{moved(true, 0, 5), moved(false, 0, 5), moved(false, real_ - n_readers_, 36)};
     check(cudaStreamSynchronize(readers_), "readers that end");
     return found;
 }
 
-// The fewest readers who can leave a light program less than the card's bandwidth, then the rate at which they leave just that. A copy has
-// several times as much in flight as a matrix product with one token, or attention to a cache: beside readers who left a copy 1.0 TB/s
-// these had 0.36.
+// The fewest readers who can leave a light program clearly less than the card's bandwidth, and the rate at which they
+// leave just that, which steer() corrects. A copy has several times as much in flight as a matrix product with one
+// token, or attention to a cache.
 void Companion::choose() {
     const double wanted = card().bytes_per_second;
-    double left = alone_.light;
-    int blocks = std::max(step, real_ - card().multiprocessors);
-    for (; left > wanted && blocks <= real_ - least_left; blocks += step) {
-        chosen_ = {blocks, 0.0};
-        left = beside(chosen_).light;
+    const bool surveyed = number_of("CONSUMER_SURVEY") > 0;
+    for (int n = std::max(step, (real_ - card().multiprocessors) / step * step); n <= real_ - least_left; n += step) {
+        place(n);
+        const Found most = beside(0.0);
+        Found found = most;
+        double low = 0.0;
+        double high = alone_.read;
+        const bool enough = most.light <= room * wanted;
+        for (int i = 0; i < 10 && enough; i++) {
+            const double rate = (low + high) / 2.0;
+            const Found tried = beside(rate);
+            (tried.light > wanted ? low : high) = rate;
+            if (tried.light <= wanted) found = tried;
+        }
+        if (surveyed)
+            std::fprintf(
+                stderr,
+                "[consumer] survey: %d readers leave lightly %.2f, reading %.2f, copying %.2f at most; at %.2f "
+                "TB/s %.2f, %.2f, %.2f\n",
+                n, most.light / 1e12, most.read / 1e12, most.copied / 1e12, high / 1e12, found.light / 1e12,
+                found.read / 1e12, found.copied / 1e12);
+        if (!enough) continue;
+        rate_ = high;
+        if (!surveyed) return;
     }
-    if (left > wanted) {
-        std::fprintf(stderr, "[consumer] expected readers that leave %.2f TB/s; got %.2f beside %d\n", wanted / 1e12,
-                     left / 1e12, chosen_.blocks);
-        if (number_of("CONSUMER_ANY") == 0) std::_Exit(2);
-        return;
-    }
-    double low = 0.0;
-    double high = alone_.copied;
-    for (int i = 0; i < 10; i++) {
-        chosen_.rate = (low + high) / 2.0;
-        (beside(chosen_).light > wanted ? low : high) = chosen_.rate;
-    }
-    chosen_.rate = high;
+    if (rate_ > 0.0) return;
+    std::fprintf(stderr, "[consumer] expected readers that leave %.2f TB/s; got more beside %d\n", wanted / 1e12,
+                 n_readers_);
+    if (number_of("CONSUMER_ANY") == 0) std::_Exit(2);
 }
 
-// What an earlier run chose, on the same GPU: readers, rate.
+// What an earlier run chose, on the same GPU: readers, and their rate; 0: steered from what memory has.
 bool Companion::given() {
     const char* const text = std::getenv("CONSUMER_CHOICE");
-    return text != nullptr && std::sscanf(text, "%d,%lf", &chosen_.blocks, &chosen_.rate) == 2 && chosen_.blocks > 0 &&
-           chosen_.blocks < real_;
-}
-
-// For whoever looks into it: what readers of every number leave.
-void Companion::survey() {
-    for (int blocks = 8; blocks <= real_ * 2 / 3; blocks += 8) {
-        const Found found = beside({blocks, 0.0});
-        std::fprintf(stderr, "[consumer] survey: %d readers: a copy moves %.2f TB/s, reading %.2f, lightly %.2f\n",
-                     blocks, found.copied / 1e12, found.read / 1e12, found.light / 1e12);
-    }
+    if (text == nullptr) return false;
+    int n = 0;
+    double rate = 0.0;
+    if (std::sscanf(text, "%d,%lf", &n, &rate) != 2 || n <= 0 || n >= real_ || n % 2 != 0)
+        throw std::runtime_error(std::string("expected an even number of readers and their rate; got ") + text);
+    place(n);
+    rate_ = rate > 0.0 ? rate : alone_.read;
+    return true;
 }
 
 // Multiprocessors on which small blocks of the program run: the median of 20 launches.
@@ -158,11 +175,37 @@ Companion::Found Companion::now() {
     Found found{moved(true, 0, 45), moved(false, 0, 45), moved(false, multiprocessors(), 45)};
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     found.reading = static_cast<double>(bytes_read() - read) / seconds;
+    found.mhz = mhz();
     return found;
 }
 
 // Between two steps of the program, which waits meanwhile: what reads lightly gets now.
 double Companion::light() try { return moved(false, multiprocessors(), 45); } catch (const std::exception& problem) {
+    leave(problem);
+}
+
+// The same, after the readers' rate has followed it to the card's bandwidth.
+double Companion::steer() try {
+    const double wanted = card().bytes_per_second;
+    double left = light();
+    for (int i = 0; card().reads && i < n_corrections && std::abs(left - wanted) > near_enough * wanted; i++) {
+        rate_ = std::clamp(rate_ + (left - wanted), 0.01 * wanted, alone_.read);
+        std::this_thread::sleep_for(std::chrono::nanoseconds(3 * burst_ns));  // two bursts are queued at the old rate
+        left = light();
+    }
+    return left;
+} catch (const std::exception& problem) {
+    leave(problem);
+}
+
+// The clock of the multiprocessors, now: at half of it a program sees half of everything.
+double Companion::mhz() try {
+    int64_t ticked[2] = {};
+    check(count_cycles(ticked_, own_), "a clock");
+    check(cudaMemcpyAsync(ticked, ticked_, sizeof ticked, cudaMemcpyDeviceToHost, own_), "a clock");
+    check(cudaStreamSynchronize(own_), "a clock");
+    return 1e3 * static_cast<double>(ticked[0]) / static_cast<double>(ticked[1]);
+} catch (const std::exception& problem) {
     leave(problem);
 }
 
@@ -179,6 +222,7 @@ void Companion::start() try {
     check(cudaMalloc(reinterpret_cast<void**>(&copied_), 2 * copied_bytes), "0.5 GiB of GPU memory to copy");
     check(cudaMalloc(reinterpret_cast<void**>(&read_), sizeof *read_), "GPU memory");
     check(cudaMalloc(reinterpret_cast<void**>(&seen_), n_seen * sizeof *seen_), "GPU memory");
+    check(cudaMalloc(reinterpret_cast<void**>(&ticked_), 2 * sizeof *ticked_), "GPU memory");
     check(cudaMemset(read_, 0, sizeof *read_), "memory that can be written");
     check(cudaMemset(buffer_, 1, buffer_bytes), "memory that can be written");
     check(cudaMemset(copied_, 1, 2 * copied_bytes), "memory that can be written");
@@ -187,22 +231,21 @@ void Companion::start() try {
     int least = 0;
     int most = 0;
     check(cudaDeviceGetStreamPriorityRange(&least, &most), "priorities");
-    check(real_runtime().cudaStreamCreateWithPriority(&readers_, cudaStreamNonBlocking, most), "a stream");
     check(real_runtime().cudaStreamCreateWithPriority(&own_, cudaStreamNonBlocking, least), "a stream");
     moved(true, 0, 5);
-    alone_ = {moved(true, 0, 5), moved(false, 0, 5), moved(false, real_, 5)};
-    if (number_of("CONSUMER_SURVEY") > 0) survey();
+    alone_ = {moved(true, 0, 5), moved(false, 0, 5), moved(false, real_, 5), 0.0, mhz()};
     if (card().reads && !given()) choose();
     if (card().reads) runner_ = std::thread([this] { run(); });
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    if (card().reads) steer();
     before_ = now();
     std::fprintf(stderr,
                  "[consumer] before: %d of %d multiprocessors left (small blocks reached %d) beside %d,%.0f; reading "
                  "lightly gets %.2f TB/s of %.2f wanted, reading %.2f, a copy %.2f; alone %.2f, %.2f, %.2f; readers "
-                 "ask for %.2f\n",
-                 multiprocessors(), real_, reached(), chosen_.blocks, chosen_.rate, before_.light / 1e12,
+                 "%.2f, at %.0f MHz\n",
+                 multiprocessors(), real_, reached(), n_readers_, rate_.load(), before_.light / 1e12,
                  card().bytes_per_second / 1e12, before_.read / 1e12, before_.copied / 1e12, alone_.light / 1e12,
-                 alone_.read / 1e12, alone_.copied / 1e12, before_.reading / 1e12);
+                 alone_.read / 1e12, alone_.copied / 1e12, before_.reading / 1e12, before_.mhz);
     report(nullptr);
     measuring_ = false;
 } catch (const std::exception& problem) {
@@ -215,9 +258,10 @@ void Companion::end() try {
     const Found after = now();
     ending_ = true;
     if (card().reads) runner_.join();
-    std::fprintf(stderr,
-                 "[consumer] after: reading lightly gets %.2f TB/s, reading %.2f, a copy %.2f; readers ask for %.2f\n",
-                 after.light / 1e12, after.read / 1e12, after.copied / 1e12, after.reading / 1e12);
+    std::fprintf(
+        stderr,
+        "[consumer] after: reading lightly gets %.2f TB/s, reading %.2f, a copy %.2f; readers %.2f, at %.0f MHz\n",
+        after.light / 1e12, after.read / 1e12, after.copied / 1e12, after.reading / 1e12, after.mhz);
     report(&after);
     ended_ = true;
     watcher_.join();
@@ -232,11 +276,12 @@ void Companion::report(const Found* after) {
     if (file == nullptr) return;
     const auto write = [&](const char* when, const Found& found) {
         std::fprintf(file,
-                     ", \"%s\": {\"copy_gb_per_s\": %.0f, \"read_gb_per_s\": %.0f, \"light_read_gb_per_s\": %.0f}",
-                     when, found.copied / 1e9, found.read / 1e9, found.light / 1e9);
+                     ", \"%s\": {\"copy_gb_per_s\": %.0f, \"read_gb_per_s\": %.0f, \"light_read_gb_per_s\": %.0f, "
+                     "\"readers_gb_per_s\": %.0f, \"sm_mhz\": %.0f}",
+                     when, found.copied / 1e9, found.read / 1e9, found.light / 1e9, found.reading / 1e9, found.mhz);
     };
     std::fprintf(file, "{\"multiprocessors\": %d, \"of\": %d, \"choice\": \"%d,%.0f\"", multiprocessors(), real_,
-                 chosen_.blocks, chosen_.rate);
+                 n_readers_, rate_.load());
     write("alone", alone_);
     write("before", before_);
     if (after != nullptr) write("after", *after);
@@ -255,7 +300,7 @@ void Companion::watch() {
     }
 }
 
-// Two bursts are queued at a time, each of which lets the next start shortly before it ends.
+// Two bursts are queued at a time.
 void Companion::run() try {
     check(cudaSetDevice(device_), "the device");
     cudaEvent_t ends[2];
@@ -264,7 +309,7 @@ void Companion::run() try {
     for (uint64_t n = 0; !ending_; n++) {
         if (n >= 2) check(cudaEventSynchronize(ends[n % 2]), "a burst of reading");
         seen_alive_ = seconds_now();
-        read(chosen_, burst_ns);
+        read(rate_);
         check(cudaEventRecord(ends[n % 2], readers_), "an event");
     }
     check(cudaStreamSynchronize(readers_), "a burst of reading");

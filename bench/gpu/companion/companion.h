@@ -29,30 +29,29 @@ public:
     void start();
     void end();
     double light();
-    int multiprocessors() const { return std::min(real_ - chosen_.blocks, card().multiprocessors); }
+    double steer();
+    double mhz();
+    int multiprocessors() const { return std::min(real_ - n_readers_, card().multiprocessors); }
 
 private:
-    struct Choice {
-        int blocks = 0;
-        double rate = 0.0;  // bytes a second that they ask for; 0: as many as they can
-    };
     // Bytes a second.
     struct Found {
         double copied;       // read and written
         double read;         // by a program that writes nothing
         double light;        // by one that has as little in flight as most programs
         double reading = 0;  // by the readers
+        double mhz = 0;      // of the multiprocessors
     };
-    Found beside(const Choice& choice);
+    void place(int n);
+    Found beside(double rate);
     void choose();
     bool given();
-    void survey();
     void run();
     void watch();
     void report(const Found* after);
     int reached();
     Found now();
-    void read(const Choice& choice, int64_t ns);
+    void read(double rate);
     unsigned long long bytes_read();
     double moved(bool written, int light, int n);
 
@@ -62,11 +61,13 @@ private:
     char* copied_ = nullptr;
     unsigned long long* read_ = nullptr;
     unsigned* seen_ = nullptr;
+    int64_t* ticked_ = nullptr;
     cudaStream_t own_ = nullptr;      // as the program's
-    cudaStream_t readers_ = nullptr;  // before the program's
+    cudaStream_t readers_ = nullptr;  // places.h
+    int n_readers_ = 0;
+    std::atomic<double> rate_{0.0};  // bytes a second that all readers ask for; 0: as many as they can
     uint64_t n_readings_ = 0;
     Found alone_{};
-    Choice chosen_;
     Found before_{};
     std::atomic<int64_t> seen_alive_{0};  // seconds of the steady clock
     std::atomic<bool> measuring_{true};   // else the companion has nothing on the GPU but readers

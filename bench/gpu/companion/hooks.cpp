@@ -124,10 +124,18 @@ SHOWN cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* ker
                                                                   cudaOccupancyDefault);
 }
 
-// GB/s that a light kernel reads now; a program may ask between its steps (bench/gpu/beside.py).
-extern "C" __attribute__((visibility("default"))) double consumer_light_gb_per_s() {
+// GB/s that a light kernel reads now; a program may ask between its steps (bench/gpu/beside.py). steer: after the readers' rate
+// has followed it to the card's.
+extern "C" __attribute__((visibility("default"))) double consumer_light_gb_per_s(int steer) {
     inside = true;
-    const double found = companion().light() * 1e-9;
+    const double found = (steer ? companion().steer() : companion().light()) * 1e-9;
+    inside = false;
+    return found;
+}
+
+extern "C" __attribute__((visibility("default"))) double consumer_sm_mhz() {
+    inside = true;
+    const double found = companion().mhz();
     inside = false;
     return found;
 }

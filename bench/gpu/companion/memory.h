@@ -27,6 +27,9 @@ cudaError_t read_memory(const Reading& reading, cudaStream_t stream);
 // flight each, one a multiprocessor, which is what matrix products with one token and attention have.
 cudaError_t copy_memory(const void* from, void* to, size_t n, int light, cudaStream_t stream);
 
+// ticked[0] cycles of a multiprocessor's clock in ticked[1] ns.
+cudaError_t count_cycles(int64_t* ticked, cudaStream_t stream);
+
 // Small thread blocks, which wait for a while, count in seen[%smid] where they ran.
 cudaError_t visit_multiprocessors(unsigned* seen, int blocks, cudaStream_t stream);
 

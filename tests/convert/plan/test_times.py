@@ -132,6 +132,27 @@ def test_times_are_those_of_the_gpu_that_is_here(monkeypatch: pytest.MonkeyPatch
     assert len(set(named)) == len(named)
 
 
+def test_a_card_with_times_of_its_own_is_planned_by_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file beside those shipped is enough: its capabilities say whose it is; the report names its GPU."""
+    content = json.loads(gpu_file.DEFAULT.read_text(encoding="utf-8"))
+    content |= {"gpu": "an RTX 4090, in kind", "capabilities": ["8.6", "8.9"], "shared_kb": 99}
+    path = tmp_path / "rtx4090.json"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    monkeypatch.setattr(gpu_file, "SHIPPED", {**gpu_file.SHIPPED, "rtx4090": path})
+    for capability, gpu, shared_kb in (
+        ("8.9", "an RTX 4090, in kind", 99),
+        ("9.0", "NVIDIA H100 80GB HBM3", 227),
+    ):
+        monkeypatch.setattr(gpu_file, "here", lambda found=capability: found)
+        times = gpu_file.load(None)
+        assert (times.gpu, times.shared_kb) == (gpu, shared_kb)
+        line = Line({"k": 4, "v": 4}, (Point(1.0, 1000, 0.01, (20.0, 40.0), "f16"),))
+        found = Frontier(times.gpu, (4096, 16384), 4096, (30.0, 60.0), (line,), 0, 32768, "speed")
+        assert gpu in found.sentence
+
+
 def test_work_is_counted_in_thread_blocks() -> None:
     """8B: 32 query rows for a group of 8; groups of 1 pad 4 rows to 8. 7B: 8 rows for a group of 8."""
     wide, narrow = (features.of(sizes(32, 8, 128), layer(sizes(32, 8, 128), n)) for n in (8, 1))
