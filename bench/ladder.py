@@ -4,7 +4,7 @@
 
 MODEL is a name of bench/inputs/real_models.py, a GGUF or a checkpoint. Rungs are 28, 17.5, 14, 11 and 8.5 %
 of the f16 cache for `waterfill` and the published methods. Beside them are stock caches (llama.cpp's own
-too, where `llama-cpp-py-sync` is installed), caches of few bits with exact windows, and OSCAR. Per cell:
+too, where `ladder/llama_cpp` is built), caches of few bits with exact windows, and OSCAR. Per cell:
 true bytes, divergence from f16 rows, perplexity, hidden numbers found at three depths, and how soon long
 answers part from those of f16. llama.cpp's rows have divergence and perplexity alone, against its own f16,
 and that against ours. Every cell is a process of its own and is written to bench/results/ladder-NAME.json

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,7 +16,8 @@ from answering.answers import Cache
 
 STEPS = 16  # of all windows that are scored together
 BLOCK = 256  # tokens of a window whose divergences count as one for the standard error
-PENDING = 8  # slices that wait to be scored while the next ones are decoded
+SCORING = min(8, os.cpu_count() or 1)  # threads: one takes longer for a slice than a GPU to decode it
+PENDING = 2 * SCORING  # slices that wait while the next ones are decoded
 
 Logits = NDArray[np.float32]
 
@@ -80,7 +82,7 @@ def against(
     waiting: deque[Future[Any]] = deque()
     done: dict[int, int] = {}  # steps, by the first window
     windows_of_part: list[NDArray[np.int32]] = []
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(SCORING) as pool:
         for low, logits in parts:
             n_steps, n_windows, _ = logits.shape
             steps = slice(done.get(low, 0), done.get(low, 0) + n_steps)

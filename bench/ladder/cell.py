@@ -10,6 +10,7 @@ itself: its logits and answers are kept for the others.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -49,6 +50,7 @@ class Job:
     again: bool = True  # the reference is compared with itself
     threads: int = 0
     gpu_layers: int = 0
+    program: str = ""  # llama.cpp's, of its own caches
 
     @property
     def is_reference(self) -> bool:
@@ -120,12 +122,12 @@ def llama_cpp(plain: Any, job: Job) -> dict[str, Any]:
     own = Path(job.folder) / "llama-cpp.logits"
 
     def steps(k: str, v: str) -> Iterator[Any]:
-        tokens = windows.tokens.tolist()
-        wanted = libllama.Decoding(job.plain, tokens, windows.first, k, v, job.threads)
+        where = (job.gpu_layers, job.threads)
+        wanted = libllama.Decoding(job.program, job.plain, windows.tokens, windows.first, k, v, *where)
         return libllama.slices(wanted, plain.n_vocab)
 
     if not own.exists():
-        partial = own.with_suffix(".partial")
+        partial = own.with_suffix(f".{os.getpid()}")  # two cells may begin together
         with partial.open("wb") as file:
             for logits in steps("f16", "f16"):
                 logits.tofile(file)

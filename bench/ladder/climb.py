@@ -19,7 +19,7 @@ import curves
 import record
 from inputs import texts
 from inputs.real_models import model_path
-from ladder import libllama, rungs
+from ladder import rungs
 from ladder.cell import DEPTHS, SERVED, Job
 from ladder.options import command_line, gpus
 from ladder.rungs import Conversions, File, Rung
@@ -145,6 +145,7 @@ class Ladder:
             budget=rung.budget,
             n_ctx=args.ctx_size,
             chunks=args.chunks,
+            scored=args.scored,
             samples=args.samples,
             chars=args.chars,
             answers=args.answers,
@@ -152,6 +153,7 @@ class Ladder:
             parallel=args.parallel,
             threads=args.threads,
             gpu_layers=99 if args.device == "cuda" else 0,
+            program=str(args.llama_cpp.resolve()),
         )
 
     def row(self, rung: Rung, numbers: dict[str, Any]) -> dict[str, Any]:
@@ -185,7 +187,7 @@ class Ladder:
         if why := self.make(rungs.PLAIN):
             raise SystemExit(why)
         every = rungs.rungs(shape(self.path(rungs.PLAIN)))
-        self.all = [rung for rung in every if rung.family != "llama.cpp" or libllama.is_there()]
+        self.all = [rung for rung in every if rung.family != "llama.cpp" or self.args.llama_cpp.exists()]
         done = {asked(row) for row in self.rows}
         reference, *others = [rung for rung in self.all if rung.name not in done or rung == self.all[0]]
         wanted = [rung for rung in others if re.search(self.args.only, rung.name)]
@@ -211,7 +213,7 @@ class Ladder:
             result = self.row(rung, {"why": row}) if isinstance(row, str) else row
             failed += result["kld"] is None
             self.keep(result, left)
-            published = rung.file not in (rungs.PLAIN, rungs.OSCAR) and "--master" not in rung.file.words
+            published = rung.file not in (rungs.PLAIN, rungs.OSCAR) and "waterfill" not in rung.file.words
             if published and last[rung.file] == rung:
                 self.forget(rung.file)
         if self.args.plot:
@@ -228,9 +230,10 @@ class Ladder:
         args = self.args
         weights = f", weights in {args.outtype}" if args.outtype else ""
         text = f"`{args.text.name}`" if args.text else "the held-out text of `bench/inputs/texts.py`"
+        scored = f"the last {args.scored}" if args.scored else "second halves, behind the first as a prompt"
         said = (
             f"`{self.model.name}`{weights}; {text} in {args.chunks} windows of {args.ctx_size} tokens: "
-            "first halves read as a prompt, second ones decoded token by token and scored. KLD in nats per "
+            f"{scored}, decoded token by token and scored. KLD in nats per "
             f"token against f16 rows of the same weights. Bytes: all that is allocated for {SERVED} tokens, "
             "over as many; factors are weights on top. `+ window`: the first 4 and the last 128 tokens exact."
         )

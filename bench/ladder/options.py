@@ -9,6 +9,7 @@ from pathlib import Path
 
 import record
 from inputs import real_models
+from ladder.libllama import PROGRAM
 from record import RESULTS
 
 
@@ -26,6 +27,7 @@ def parse(description: str | None) -> argparse.Namespace:
     parser.add_argument("--only", default="", metavar="REGEX", help="cells whose name it finds; f16 always")
     parser.add_argument("-c", "--ctx-size", type=int, default=4096)
     parser.add_argument("--chunks", type=int, default=4, help="windows, decoded together (default 4)")
+    parser.add_argument("--scored", type=int, default=0, help="tokens of a window (default: its second half)")
     parser.add_argument("--samples", type=int, default=8, help="hidden numbers per depth (default 8)")
     parser.add_argument("--chars", type=int, default=6000, help="of a text with a number (default 6000)")
     parser.add_argument("--answers", type=int, default=64, help="long answers (default 64)")
@@ -38,6 +40,7 @@ def parse(description: str | None) -> argparse.Namespace:
     parser.add_argument("--fisher-tokens", type=int, default=0, help="of every conversion")
     parser.add_argument("--jobs", type=int, default=0, help="processes (default: 4 a GPU, else 1)")
     parser.add_argument("-t", "--threads", type=int, default=0, help="of a process")
+    parser.add_argument("--llama-cpp", type=Path, default=PROGRAM, help="program (bench/ladder/llama_cpp)")
     parser.add_argument("--plot", action="store_true", help="also draw divergence over bytes")
     parser.add_argument("--keep-files", action="store_true", help="of published methods too")
     parser.add_argument("--restart", action="store_true", help="forget finished cells")
@@ -58,6 +61,7 @@ def command_line(args: argparse.Namespace) -> str:
         path = getattr(args, name)
         words += [f"--{name}", record.shown(path)] if path else []
     words += ["-c", str(args.ctx_size), "--chunks", str(args.chunks), "--samples", str(args.samples)]
+    words += ["--scored", str(args.scored)] if args.scored else []
     words += ["--chars", str(args.chars)] if args.samples else []
     words += ["--answers", str(args.answers)] + (["--tokens", str(args.tokens)] if args.answers else [])
     words += ["--outtype", args.outtype] if args.outtype != "f16" else []

@@ -14,12 +14,10 @@ from ladder.libllama import CACHES
 BUDGETS = ("28%", "17.5%", "14%", "11%", "8.5%")
 WINDOW = {"sink": 4, "recent": 128}  # exact tokens, as `--kv-budget` keeps them
 EXACT_SLOTS = 304  # what the runtime allocates for WINDOW
-BLOCKS = ("c4/q6", "c4/q4", "c3/q3", "c2/q3", "c2/q2")  # and WINDOW, by default
+BLOCKS = {"balanced": "c4/q6", "small": "c4/q4", "smaller": "c3/q3", "smallest": "c2/q3"}  # presets
 CELL_BYTES = 12  # of a slot, beside its rows
 RANK_STEP = 16  # ranks are multiples of it
-# Segments of a file read at other budgets than its own: from 14 to 28 % that is 34 % more divergence with
-# `size` and 3 % with `speed` (docs/results.md), so `size` has two files.
-MASTERS = {"speed": ("14%",), "size": ("14%", "28%")}
+PREFERENCES = ("speed", "size")
 # Budget, tokens that a layer keeps, policies: the fewer, the longer the rows that a plan buys. SnapKV gives
 # up nothing that was generated: only with many tokens.
 EVICTIONS = (
@@ -121,21 +119,22 @@ PUBLISHED = (
 TALE = (("28%", 4, "q8", 0.1), ("17.5%", 2, "q4", 0.1), ("14%", 2, "q4", 0.05))
 
 
-def waterfill(prefer: str, budget: str) -> tuple[File, dict[str, Any]]:
-    """The master whose segments are nearest, and how it is opened."""
-    own = min(MASTERS[prefer], key=lambda each: abs(share(each) / share(budget) - 1))
-    words = ("--method", "waterfill", "--master", "--prefer", prefer, "--kv-budget", own)
-    return File(f"{prefer}-{own.removesuffix('%')}", words), {"kv_budget": budget}
+def waterfill(prefer: str, budget: str) -> File:
+    """As users convert it: the plan of this budget, corrected by the running model."""
+    words = ("--method", "waterfill", "--prefer", prefer, "--kv-budget", budget)
+    return File(f"{prefer}-{budget.removesuffix('%')}", words)
+
+
+MASTER = File("master", (*waterfill("size", "14%").words, "--master"))
 
 
 def evicting() -> Iterator[Rung]:
-    """The same bytes for fewer tokens."""
+    """The same bytes for fewer tokens: a master's plan buys longer rows for them."""
     for budget, tokens, policies in EVICTIONS:
-        file, options = waterfill("size", budget)
         for policy in policies:
-            evict = options | {"evict": policy, "keep_tokens": tokens}
+            evict = {"kv_budget": budget, "evict": policy, "keep_tokens": tokens}
             setting = f"{budget}, {policy} {tokens}"
-            yield Rung("waterfill, size, evicting", setting, file, evict, share(budget))
+            yield Rung("waterfill, size, evicting", setting, MASTER, evict, share(budget))
     options = {"kv": "q4", **WINDOW, "evict": "h2o", "keep_tokens": "43%"}
     yield Rung("full K and V, evicting", "q4 + window, h2o 43%", PLAIN, options, share("14%"))
 
@@ -187,15 +186,16 @@ def rungs(shape: Shape) -> list[Rung]:
     for k, v in CACHES:
         setting = k if k == v else f"{k} keys, {v} values"
         found.append(Rung("llama.cpp", setting, PLAIN, {"llama_cpp": [k, v]}))
-    found += [Rung("K in blocks of tokens", kv, PLAIN, {"kv": kv}) for kv in BLOCKS]
+    for preset, kv in BLOCKS.items():
+        found.append(Rung("K in blocks of tokens", f"{preset}, {kv}", PLAIN, {"kv": preset}))
     windowed = ("q8_0", "q4_0", "q4", "q3", "q2")
     found += [Rung("full K and V, window", f"{kv} + window", PLAIN, {"kv": kv, **WINDOW}) for kv in windowed]
     wide = {"kv": "q2", "sink": 64, "recent": 256}
     found.append(Rung("full K and V, window", "q2, 64 + 256 exact", PLAIN, wide))
-    for prefer in MASTERS:
+    for prefer in PREFERENCES:
         for budget in BUDGETS:
-            file, options = waterfill(prefer, budget)
-            found.append(Rung(f"waterfill, {prefer}", budget, file, options, share(budget)))
+            file = waterfill(prefer, budget)
+            found.append(Rung(f"waterfill, {prefer}", budget, file, {}, share(budget)))
     found += evicting()
     found.append(Rung("OSCAR", "q2, 64 + 256 exact", OSCAR))
     for published in PUBLISHED:

@@ -33,10 +33,9 @@ def test_every_method_stands_on_every_rung_that_it_can_reach() -> None:
         budgets = [rung.budget for rung in found if rung.family == family]
         assert budgets == [0.28, 0.175, 0.14, 0.11, 0.085], family
     assert [rung.budget for rung in found if rung.family == "tale"] == [0.28, 0.175, 0.14]
-    speed = {rung.file for rung in found if rung.family == "waterfill, speed"}
-    size = {rung.budget: rung.file.name for rung in found if rung.family == "waterfill, size"}
-    assert len(speed) == 1  # one conversion serves all rungs
-    assert size == {0.28: "size-28", 0.175: "size-14", 0.14: "size-14", 0.11: "size-14", 0.085: "size-14"}
+    size = {rung.budget: rung.file for rung in found if rung.family == "waterfill, size"}
+    assert size[0.085].name == "size-8.5"  # a plan for every budget, as users convert it
+    assert not any("--master" in file.words for file in size.values())
 
 
 def test_a_heavier_row_keeps_fewer_dimensions() -> None:
@@ -52,8 +51,7 @@ def test_fewer_tokens_take_the_bytes_of_a_rung() -> None:
     planned = [rung for rung in evicting if rung.file != rungs.PLAIN]
     assert planned
     assert all(rung.budget == rungs.share(rung.options["kv_budget"]) for rung in planned)
-    wholes = {rung.file for rung in rungs.rungs(SMOLLM2) if rung.family == "waterfill, size"}
-    assert {rung.file for rung in planned} <= wholes  # no conversion more
+    assert {rung.file for rung in planned} == {rungs.MASTER}  # one conversion serves all budgets
 
 
 def test_a_file_over_its_bytes_is_made_again_with_fewer_dimensions(
@@ -271,3 +269,27 @@ def test_finished_cells_are_not_measured_again(converted: Any, demo: Path, tmp_p
     other = climb("q8_0$", "--fisher-tokens", "4096")
     assert other.returncode == 1
     assert "expected results of" in other.stderr
+
+
+def test_llama_cpp_gets_windows_and_gives_logits_step_by_step(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text(
+        f"#!{sys.executable}\n"
+        "import sys\n"
+        "import numpy as np\n"
+        "_, model, k, v, layers, threads = sys.argv\n"
+        "n, length, first, *tokens = np.frombuffer(sys.stdin.buffer.read(), np.int32)\n"
+        "if k == 'q4_0':\n"
+        "    sys.exit(f'no {model} {v} {layers} {threads}')\n"
+        "windows = np.reshape(tokens, (n, length))\n"
+        "for at in range(first, length - 1):\n"
+        "    logits = np.arange(5) + 10 * windows[:, at, None]\n"
+        "    sys.stdout.buffer.write(logits.astype(np.float32).tobytes())\n"
+    )
+    program.chmod(0o755)
+    tokens = np.arange(8, dtype=np.int32).reshape(2, 4)
+    steps = list(libllama.slices(libllama.Decoding(str(program), "m", tokens, 2, "f16", "f16"), 5))
+    assert [step[:, 1].tolist() for step in steps] == [[21.0, 61.0]]
+    failing = libllama.Decoding(str(program), "m", tokens, 2, "q4_0", "f16", 99, 4)
+    with pytest.raises(ValueError, match=r"^error: \[llama\.cpp\] no m f16 99 4$"):
+        list(libllama.slices(failing, 5))
