@@ -57,29 +57,15 @@ def allocate(groups: Sequence[Group], budget: int, drop_penalty: float = 1.0) ->
     Raises:
         LatentKVError: the budget is below the cheapest plan.
     """
-    groups = _checked(groups, budget, drop_penalty)
-    return _upgraded(groups, _bought(groups, budget)[0], budget)
-
-
-def _checked(groups: Sequence[Group], budget: int, drop_penalty: float) -> list[list[Table]]:
-    """Tables with the penalty in their distortions.
-
-    Raises:
-        LatentKVError: the budget is below the cheapest plan.
-    """
+    groups = [[_penalised(table, drop_penalty) for table in group] for group in groups]
     if budget < least(groups):
         wanted = f"{least(groups)} bytes or more for compressed rows"
         raise expected("--kv-budget", wanted, budget, "raise it")
-    return [[_penalised(table, drop_penalty) for table in group] for group in groups]
-
-
-def _bought(groups: Sequence[Group], budget: int) -> tuple[list[Choice], float]:
-    """What the lowest price that keeps the budget buys, and this price: 0 where everything fits."""
     stack = _Stack.of(groups)
     best = [_cheapest(group) for group in groups]
     free = stack.best(0.0)
     if _bytes(groups, free) <= budget:
-        return free, 0.0
+        return free
     low, high = 0.0, 1.0
     while _bytes(groups, stack.best(high)) > budget and high < 1e30:
         high *= 16
@@ -90,25 +76,7 @@ def _bought(groups: Sequence[Group], budget: int) -> tuple[list[Choice], float]:
             best, high = chosen, price
         else:
             low = price
-    return best, high
-
-
-def marginal(groups: Sequence[Group], budget: int, drop_penalty: float = 1.0) -> float:
-    """The price of a byte, in distortion, at which `allocate` buys for this budget; 0 where it is enough for
-    everything.
-
-    Raises:
-        LatentKVError: the budget is below the cheapest plan.
-    """
-    return _bought(_checked(groups, budget, drop_penalty), budget)[1]
-
-
-def scores(groups: Sequence[Group], price: float, drop_penalty: float = 1.0) -> F64:
-    """[groups] least distortion + price · bytes."""
-    groups = [[_penalised(table, drop_penalty) for table in group] for group in groups]
-    chosen = _Stack.of(groups).best(price)
-    pairs = [(group[c.table], c.formats) for group, c in zip(groups, chosen, strict=True)]
-    return np.array([table.total(formats) + price * table.bytes(formats) for table, formats in pairs])
+    return _upgraded(groups, best, budget)
 
 
 def allocate_beside(

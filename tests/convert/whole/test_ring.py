@@ -71,7 +71,7 @@ def test_a_window_no_longer_than_the_exact_one(gemma: Path, tmp_path: Path, more
     formats = [
         {each for side in "kv" for group in layers[at][side]["formats"] for each in group} for at in range(3)
     ]
-    assert formats[0] == formats[2] == {"q4"} != formats[1]
+    assert formats[0] == formats[2] == {"n1"} != formats[1]
 
 
 def test_blocks_of_tokens_beside_a_ring(gemma: Path, tmp_path: Path) -> None:

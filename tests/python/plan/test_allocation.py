@@ -145,15 +145,3 @@ def test_exact_tokens_pay_for_their_format() -> None:
     assert allocation.allocate_beside(groups, rooms | {"wide": least - 1}, prices, float)[0] == "narrow"
     with pytest.raises(LatentKVError, match=rf"bytes or more for compressed rows; got {least - 1}"):
         allocation.allocate_beside(groups, {"wide": least - 2, "narrow": least - 1}, prices, float)
-
-
-def test_the_price_of_a_byte_falls_with_the_budget_and_buys_as_much() -> None:
-    groups = problem(3)
-    least, most = allocation.least(groups), max(size for size, _ in every_plan(groups))
-    prices = [allocation.marginal(groups, budget) for budget in range(least, most + 1)]
-    assert prices == sorted(prices, reverse=True)
-    assert prices[0] > prices[-1] == 0
-    middle = (least + most) // 2
-    price = allocation.marginal(groups, middle)
-    cheapest = min(cost + price * size for size, cost in every_plan(groups))
-    assert allocation.scores(groups, price).sum() == pytest.approx(cheapest)

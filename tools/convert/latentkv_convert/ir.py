@@ -328,14 +328,14 @@ class SidePlan:
     path: str
     group: int = 1
     ranks: tuple[int, ...] = ()  # one per group; empty for `full`
-    segments: tuple[tuple[int, ...], ...] = ()  # widths per group; empty for `full` without formats of a plan
+    segments: tuple[tuple[int, ...], ...] = ()  # widths per group; empty for `full`
     formats: tuple[tuple[str, ...], ...] | None = None  # a row format per segment, or no plan
     one_scale: bool = False  # of a row, in formats n8 … n1: every channel has second moment 1
     regains: bool = False  # factors make up for what few bits take from the energy (fuse/energy.py)
 
     @property
     def kept(self) -> tuple[int, ...]:
-        """Channels per group that the middle region stores; empty for `full` without segments."""
+        """Channels per group that the middle region stores; empty for `full`."""
         if self.formats is None:
             return self.ranks
         return tuple(
@@ -357,13 +357,6 @@ class SidePlan:
 
 
 FULL = SidePlan("full")
-
-
-def whole(spec: ModelSpec, fmt: str) -> SidePlan:
-    """Full rows in one format. spec: as the layer sees it."""
-    return SidePlan("full", segments=((spec.head_dim,),) * spec.n_kv, formats=((fmt,),) * spec.n_kv)
-
-
 OF_VALUE = SidePlan("value")  # of K: no rows, keys are made of those of V
 
 

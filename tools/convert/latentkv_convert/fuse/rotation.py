@@ -14,11 +14,9 @@ from functools import cache
 
 import numpy as np
 
-from ..ir import F64, SIDES, Basis, ModelSpec, SidePlan
+from ..ir import F64, SIDES, Basis, SidePlan
 from ..work import Work
 from . import energy
-
-TURNED_VALUE = 64  # channels of a full V that are turned together, at most
 
 
 def finished(
@@ -28,9 +26,6 @@ def finished(
     alone. What --polish has made of it comes first."""
     if bases is None and (layer, side) in work.polished:
         return work.polished[layer, side]
-    if plan.path == "full":
-        matrix = turn(work.spec, layer, side)
-        return (Basis(np.ones(len(matrix)), matrix, matrix),) * len(plan.segments)
     result = []
     bases = bases or work.bases(layer, side, plan.group)
     is_turned = work.spec.mla is not None and side == "k"  # channels that stay as RoPE leaves them
@@ -45,17 +40,6 @@ def finished(
             cut = energy.regained(cut, plan.segments[group], plan.formats[group])
         result.append(cut)
     return tuple(result)
-
-
-def turn(spec: ModelSpec, layer: int, side: str) -> F64:
-    """[head_dim, head_dim] symmetric and orthogonal: how the runtime turns full rows where some are quantized
-    (native/src/graph/constants.cpp)."""
-    block = min(own & -own for own in (spec.at(each).head_dim for each in spec.attention_layers))
-    block, matrix = min(block, TURNED_VALUE) if side == "v" else block, np.ones((1, 1))
-    while len(matrix) < block:
-        matrix = np.kron(np.array([[1.0, 1.0], [1.0, -1.0]]), matrix)
-    whole: F64 = np.kron(np.eye(spec.at(layer).head_dim // block), matrix / np.sqrt(block))
-    return whole
 
 
 def fuse(basis: Basis, widths: tuple[int, ...], rng: np.random.Generator) -> Basis:

@@ -11,7 +11,7 @@ import numpy as np
 from latentkv.plan.allocation import Choice, Group, Table, Units, allocate_beside, total
 from latentkv.plan.kv_budget import KvBudget
 
-from ..ir import FULL, OF_VALUE, SIDES, LayerPlan, ModelSpec, Plan, SidePlan, whole
+from ..ir import FULL, OF_VALUE, SIDES, LayerPlan, ModelSpec, Plan, SidePlan
 from ..rows import sizes
 from ..work import Work
 from .candidates import Candidate, Shape, cut
@@ -134,9 +134,6 @@ class Allotment:
         if side == "k" and shape.has_one_row(spec, layer):
             return OF_VALUE
         own, widths, formats = spec.at(layer).of_side(side), [], []
-        if layer in self.cut.candidate.whole:
-            names = [shape.whole_formats(own)[at] for at in next(choices)[1].formats]
-            return whole(own, names[0])
         group = self.cut.candidate.group(spec, layer, side)
         for _ in range(own.n_kv // group):
             width, choice = next(choices)

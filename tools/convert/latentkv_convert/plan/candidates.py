@@ -32,9 +32,6 @@ FORMATS = ("q8", "q4", "q2", "q1", "none")
 # and 8.5 % of f16; with segments of 16 it is 40 % larger at 28 % and 4 to 6 % smaller below.
 ROW_FORMATS = ("n8", "n6", "n4", "n3", "n2", "n1", "none")
 ROW_WIDTHS = (32,)
-# Of full rows. With fewer bits levels of least squared error shrink a row by 2 % or more, and no factor gives
-# that back (fuse/energy.py).
-WHOLE = ("q8_0", "q6", "q5", "q4", "none")
 
 
 @dataclass(frozen=True)
@@ -67,18 +64,6 @@ class Shape:
         made = partial(cached_rows.of, work, layer, side, path, self.context)
         return self._rows.get((layer, side), made, lambda found: found.nbytes)
 
-    def whole(self, work: Work, layer: int, side: str) -> CachedRows:
-        """What full rows hold."""
-        if side == "k" and self.paths[side] == "rotated":
-            return self.cached(work, layer, side)
-        return cached_rows.of(work, layer, side, "full", self.context)
-
-    def whole_formats(self, spec: ModelSpec) -> tuple[str, ...]:
-        """What full rows may be stored in: the widest first, as many as of segments. spec: as the layer sees
-        it."""
-        names = tuple("q8" if name == "q8_0" and spec.head_dim % 32 else name for name in WHOLE)
-        return names[:1] * (len(self.formats) - len(names)) + names
-
     def side(self, side: str, group: int, widths: tuple[tuple[int, ...], ...]) -> SidePlan:
         """widths: of the segments of every group."""
         ranks = tuple(map(sum, widths))
@@ -97,16 +82,11 @@ class Candidate:
     """One grouping of KV heads."""
 
     groups: Mapping[str, int]  # side -> KV heads that share a latent, in most layers
-    # by layer, side and group of heads: a table for every width of segments, or one of full rows
-    tables: Sequence[Group]
-    whole: frozenset[int] = frozenset()  # layers of full rows, of which a side is one group
+    tables: Sequence[Group]  # by layer, side and group of heads: a table for every width of segments
 
     def group(self, spec: ModelSpec, layer: int, side: str) -> int:
         """KV heads of this layer that share a latent."""
         return spec.group_at(layer, self.groups[side])
-
-    def n_groups(self, spec: ModelSpec, layer: int, side: str) -> int:
-        return 1 if layer in self.whole else spec.at(layer).n_kv // self.group(spec, layer, side)
 
 
 Priced = Callable[[int, str, int], list[Group]]  # layer, side, KV heads that share a latent -> its groups
@@ -141,7 +121,7 @@ def places(candidate: Candidate, shape: Shape, spec: ModelSpec) -> dict[tuple[in
     for layer in spec.row_layers:
         for side in SIDES:
             is_made = side == "k" and shape.has_one_row(spec, layer)
-            n = 0 if is_made else candidate.n_groups(spec, layer, side)
+            n = 0 if is_made else spec.at(layer).n_kv // candidate.group(spec, layer, side)
             found[layer, side] = range(begin, begin + n)
             begin += n
     return found

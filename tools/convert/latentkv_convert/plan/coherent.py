@@ -84,7 +84,6 @@ def pulls(work: Work, shape: Shape, candidate: Candidate, windows: NDArray[np.in
     model.rows = rows = {
         (layer, side): Dropped(work, plan.layers[layer].side(side), layer, side, size)
         for layer in work.spec.row_layers
-        if layer not in candidate.whole
         for side in SIDES
     }
     found: dict[tuple[int, str], list[F64]] = {key: [] for key in rows}
@@ -106,16 +105,14 @@ def pulls(work: Work, shape: Shape, candidate: Candidate, windows: NDArray[np.in
 
 
 def _whole(spec: ModelSpec, shape: Shape, candidate: Candidate) -> Plan:
-    """All coordinates of all rows of latents."""
+    """All coordinates of all rows."""
 
     def side(layer: int, name: str) -> SidePlan:
         group, own = candidate.group(spec, layer, name), spec.at(layer).of_side(name)
         return shape.side(name, group, ((group * own.head_dim,),) * (own.n_kv // group))
 
     layers = (
-        LayerPlan(side(layer, "k"), side(layer, "v"))
-        if spec.makes_rows(layer) and layer not in candidate.whole
-        else LayerPlan(FULL, FULL)
+        LayerPlan(side(layer, "k"), side(layer, "v")) if spec.makes_rows(layer) else LayerPlan(FULL, FULL)
         for layer in range(spec.n_layer)
     )
     return replace(shape.regions("f16"), layers=tuple(layers))
@@ -126,8 +123,6 @@ def counted(candidate: Candidate, shape: Shape, spec: ModelSpec, found: Pulls) -
     segments, and of the part of a segment that levels take from every token."""
     tables = list(candidate.tables)
     for (layer, side), where in places(candidate, shape, spec).items():
-        if layer in candidate.whole:
-            continue
         width = candidate.group(spec, layer, side) * spec.at(layer).of_side(side).head_dim
         for at, index in enumerate(where):
             own = found[layer, side][:, at * width : (at + 1) * width]

@@ -52,7 +52,7 @@ class ScaledErrors(Replaced):
         self.alpha = torch.ones(len(pairs), device=device, requires_grad=True)
         self._widths = torch.tensor([width for width, _ in pairs], device=device)
         self._dropped = torch.tensor([name == "none" for _, name in pairs], device=device)
-        self._gains = torch.ones(sum(width for width, _ in pairs), device=device)
+        self._gains = torch.ones(sum(plan.ranks), device=device)
         if plan.regains:
             found = energy.gains(*zip(*pairs, strict=True))
             self._gains = torch.from_numpy(found).to(self._gains)
@@ -81,7 +81,7 @@ def shares(work: Work, plan: Plan, windows: NDArray[np.int64]) -> Shares:
     for index in work.spec.row_layers:
         for side in SIDES:
             chosen = plan.layers[index].side(side)
-            if chosen.formats is not None and chosen.path != "value":
+            if chosen.formats is not None and chosen.path not in ("full", "value"):
                 rows[index, side] = ScaledErrors(work, chosen, index, side)
     rng = np.random.default_rng([work.seed, len(windows)])
     last = max(0, (plan.fitted_context or 0) - windows.shape[1])
@@ -100,8 +100,6 @@ def shares(work: Work, plan: Plan, windows: NDArray[np.int64]) -> Shares:
         slope = own.alpha.grad
         assert slope is not None
         found[key] = 0.5 * slope.double().cpu().numpy()
-        if plan.layers[key[0]].side(key[1]).path == "full":  # heads have one format
-            found[key] = found[key].sum(keepdims=True)
     return found
 
 
@@ -131,9 +129,7 @@ def corrected(
         factors = whole * np.clip(ratio / whole, LEAST, MOST) ** power
         ends = np.cumsum([len(part) for part in own[key]])
         for index, part in zip(where[key], np.split(factors, ends[:-1]), strict=True):
-            widths = (1,) if key[0] in candidate.whole else shape.widths
-            width = 1 if key[0] in candidate.whole else bought.cut.widths[index]
-            tables[index] = _scaled(tables[index], width, part, widths)
+            tables[index] = _scaled(tables[index], bought.cut.widths[index], part, shape.widths)
     return replace(candidate, tables=tables)
 
 

@@ -43,8 +43,7 @@ class Copies:
             for side in (SIDES if self.carried is None else ())
         }
         self.leaves = plan.recent > 0  # tokens the window
-        self.rotated = layer.k.path in ("rotated", "full")
-        self.full_value = layer.v.path == "full"
+        self.rotated = layer.k.path == "rotated"
         self.of_value = layer.k == OF_VALUE
 
     def __call__(self, live: Layer, hidden: Tensor, positions: LayerPositions) -> tuple[Rows | None, Rows]:
@@ -54,7 +53,7 @@ class Copies:
         x = live.attention_input(hidden)
         if self.mla is not None:
             return self._of_one_row(live, x, positions)
-        values = self._projected(live.attn_v, x, "v", lambda rows: live.heads("v", rows), self.full_value)
+        values = self._projected(live.attn_v, x, "v", lambda rows: live.heads("v", rows))
         with_rope = positions.with_rope
         if self.of_value:
             keys = [with_rope(live.attn_k_norm(rows)) for rows in values]
@@ -81,11 +80,10 @@ class Copies:
         return (None if self.exact == "f16" else read), old
 
     def _projected(
-        self, module: Any, x: Tensor, side: str, heads: Callable[[Tensor], Tensor], full: bool = False
+        self, module: Any, x: Tensor, side: str, heads: Callable[[Tensor], Tensor]
     ) -> list[Tensor]:
-        """Exact and old rows of a projection's output; what is cached is without its bias, unless it is
-        full."""
-        bias = 0 if module.bias is None or full else module.bias
+        """Exact and old rows of a projection's output; what is cached is without its bias."""
+        bias = 0 if module.bias is None else module.bias
         both = self._both((module(x) - bias).flatten(0, 1), side)
         return [heads((rows + bias).unflatten(0, x.shape[:2])) for rows in both]
 
@@ -95,9 +93,9 @@ class Copies:
 
         replaced, exact = self.replaced[side], rows
         if self.exact != "f16":
-            heads = replaced.turned(replaced.about_mean(rows).unflatten(1, (self.n_kv, -1)))
+            heads = replaced.about_mean(rows).unflatten(1, (self.n_kv, -1))
             held = quantizer.stored(heads.detach(), self.exact)
-            exact = replaced.with_mean(replaced.turned(straight_through(heads, held)).flatten(1))
+            exact = replaced.with_mean(straight_through(heads, held).flatten(1))
         return exact, replaced(exact if self.leaves else rows)
 
 
@@ -131,12 +129,6 @@ class Replaced:
         kept = self.read(latent).split([len(up) for _, up in self.factors], dim=1)
         back = [(part.to(up) @ up).float() for part, (_, up) in zip(kept, self.factors, strict=True)]
         return self.with_mean(torch.cat(back, dim=1))
-
-    def turned(self, heads: Tensor) -> Tensor:
-        """[n, n_kv, head_dim] as exact tokens hold them, or back."""
-        if self.plan.path != "full" or self.plan.formats is None:
-            return heads
-        return (heads.to(self.factors[0][0]) @ self.factors[0][0]).to(heads)
 
     def read(self, latent: Tensor) -> Tensor:
         """[n, ranks] what readers get, with gradients straight through."""

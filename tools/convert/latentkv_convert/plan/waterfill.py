@@ -19,7 +19,7 @@ from ..fuse.rotation import finished
 from ..ir import Basis, Plan, form
 from ..rows import plan_sizes, sizes
 from ..work import Work
-from . import allotment, forecast, master, mla, whole_rows
+from . import allotment, forecast, master, mla
 from .allotment import DROP_PENALTY, Allotment, Count, Terms
 from .candidates import Candidate, Shape, candidates, cut, tables
 from .linalg import weighted
@@ -123,9 +123,7 @@ class Waterfill:
         budget = terms.count.budget
         room, is_enough, refused = max(terms.count.rooms(budget).values()), False, None
         own = partial(priced, work, self.shape, terms.count)
-        wholes = {} if self.is_master else whole_rows.priced(work, self.shape, terms.count.slots)
         for candidate in candidates(own, self.groupings, work.spec.row_layers, work.device):
-            candidate = whole_rows.chosen(candidate, wholes, self.shape, terms, work.spec)
             if least(candidate.tables) > room:
                 refused = refused or candidate
                 continue

@@ -2,8 +2,8 @@
 calibrate/copies.py.
 
 Which rows depends on the path: v and a k that is rebuilt or absorbed are kept as projected, without bias, or
-about their mean (fuse/center.py); a full v with its bias; a rotated or full k after bias, norm and RoPE. The
-moments of these are averaged over every position of the served context (served.py).
+about their mean (fuse/center.py); a rotated k after bias, norm and RoPE, whose moments are averaged over
+every position of the served context (served.py).
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ class CachedRows:
 def of(work: Work, layer: int, side: str, path: str, context: int | None) -> CachedRows:
     """context: the positions a rotated k is served at."""
     stats = work.stats["copies"][layer]
-    whole = path in ("rotated", "full") and side == "k"
-    name = "normed" if whole and "normed_moment" in stats else side
+    name = "normed" if path == "rotated" and "normed_moment" in stats else side
     name = "one" if path == ONE_ROW else name
     found = _Measured(
         **{field.name: np.asarray(stats[f"{name}_{field.name}"]) for field in fields(_Measured)}
@@ -48,7 +47,7 @@ def of(work: Work, layer: int, side: str, path: str, context: int | None) -> Cac
     by = _offset(work, layer, side, path, name)
     if by is not None:
         found = found.shifted(by.astype(np.float64))
-    if whole and context is not None:
+    if path == "rotated" and context is not None:
         freqs = frequencies(work.spec, context, layer)
         rng = np.random.default_rng([work.seed, layer, SIDES.index(side)])
         head_dim = work.spec.at(layer).of_side(side).head_dim
@@ -98,8 +97,8 @@ class _Measured:
 
 def _offset(work: Work, layer: int, side: str, path: str, name: str) -> Array | None:
     """[w] from the projection's output without bias to what is cached."""
-    if path in ("rotated", "full"):
-        return work.bias(layer, side) if name == side else None
+    if path == "rotated":
+        return work.bias(layer, "k") if name == "k" else None
     mu = center.mean(work, layer, side)
     return None if mu is None else -mu
 
