@@ -216,7 +216,7 @@ def test_a_prompt_and_its_decoded_half_diverge_as_if_all_was_decoded(
     assert whole["kld"]["mean"] > 0.01
     for result in found.values():
         assert result["tokens"] == whole["tokens"]
-        assert result["ppl_ref"] == pytest.approx(whole["ppl_ref"], rel=1e-4)
+        assert result["ppl_ref"] == pytest.approx(whole["ppl_ref"], rel=3e-4)
         # rounding in another order moves rows to the next code: 5 %
         assert result["kld"]["mean"] == pytest.approx(whole["kld"]["mean"], rel=0.1)
     last = decoded.windows_of(model, text, 256, 3, scored=20)
