@@ -20,7 +20,7 @@ class Process:
     address: str
 
 
-def started(model: Path, *options: str) -> Process:
+def started(model: Path, *options: str, env: dict[str, str] | None = None) -> Process:
     """A server that is up."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -38,7 +38,7 @@ def started(model: Path, *options: str) -> Process:
         *options,
     ]
     process = Process(
-        subprocess.Popen(command, stderr=subprocess.PIPE, text=True), f"http://127.0.0.1:{port}"
+        subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env), f"http://127.0.0.1:{port}"
     )
     end = time.monotonic() + 60
     while True:

@@ -56,7 +56,7 @@ def test_an_error_ends_the_rest(cores: Callable[[int], None]) -> None:
 
     with pytest.raises(ValueError, match="step 0"):
         list(crew.each(step, 1000))
-    assert len(begun) < 1000
+    assert sorted(begun) in ([0], [0, 1])
     assert torch.get_num_threads() == 2
 
 

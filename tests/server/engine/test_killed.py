@@ -53,6 +53,19 @@ def wanted(plain: Path) -> dict[str, str]:
         stopped(process)
 
 
+@pytest.fixture
+def slow_disk(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Variables of a process whose files take 50 ms to get their names: a busy test sees them before."""
+    folder = tmp_path_factory.mktemp("slow")
+    (folder / "sitecustomize.py").write_text(
+        "import os, time\n"
+        "rename = os.replace\n"
+        "os.replace = lambda *paths: (time.sleep(0.05), rename(*paths))\n"
+    )
+    paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
 def kill_while_it_writes(process: Process, folder: Path) -> bool:
     """Whether the server left a file that is not whole."""
     end = time.monotonic() + 60
@@ -64,12 +77,12 @@ def kill_while_it_writes(process: Process, folder: Path) -> bool:
 
 
 def test_a_killed_server_leaves_a_folder_that_the_next_one_uses(
-    plain: Path, wanted: dict[str, str], tmp_path: Path
+    plain: Path, wanted: dict[str, str], tmp_path: Path, slow_disk: dict[str, str]
 ) -> None:
     options = (*SMALL, "--cache-dir", str(tmp_path))
     n_halves = 0
     for _ in range(20 * KILLS):
-        process = started(plain, *options)
+        process = started(plain, *options, env=slow_disk)
         assert not any(tmp_path.rglob("*.partial")), "what the killed server was writing is still there"
         clients = [threading.Thread(target=keep_asking, args=[process.address]) for _ in range(3)]
         for client in clients:

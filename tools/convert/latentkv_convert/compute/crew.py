@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import TypeVar
 
 MOST = 8  # threads; each holds what torch makes of its window
@@ -16,19 +16,26 @@ _task = threading.local()
 
 def each(step: Callable[[int], T], n: int, device: str = "cpu") -> Iterator[T]:
     """Yields step(0) … step(n - 1) in order. If `device` is the processor, several are computed at the same
-    time. Every step runs in the caller's gradient mode."""
+    time. Every step runs in the caller's gradient mode. After one that fails, no other begins."""
     import torch
 
     cores = torch.get_num_threads()
     n_threads = min(cores, n, MOST) if device == "cpu" else 1
     graded = torch.is_grad_enabled()
+    failed: list[int] = []
 
     def run(at: int) -> T:
+        if failed and at > min(failed):  # an earlier one that has not begun may have an error of its own
+            raise CancelledError
         _task.at = at
         together = min(n_threads, n - at // n_threads * n_threads)  # fewer in the last round
         torch.set_num_threads(cores // together)
-        with torch.set_grad_enabled(graded):
-            return step(at)
+        try:
+            with torch.set_grad_enabled(graded):
+                return step(at)
+        except BaseException:
+            failed.append(at)
+            raise
 
     if n_threads < 2:
         yield from map(run, range(n))
