@@ -1637,6 +1637,30 @@ std::vector<float> rows_of_values(int n, int width, std::mt19937& random) {
     return x;
 }
 
+// Latents of `values`, K's and V's alike, go to slots of the only region. region: zeros.
+lkv::cuda::StoreArgs store_args(const DeviceBuffer& values, const RowLayout& row, const lkv::cuda::RowTarget& to,
+                                const DeviceBuffer& slot, const DeviceBuffer& region) {
+    lkv::cuda::StoreArgs args{};
+    args.latents = {values.as<float>(), values.as<float>(), row.width, row.width};
+    args.with_k = args.with_v = 1;
+    args.region = region.as<int32_t>();
+    args.slot = slot.as<int32_t>();
+    args.targets[0] = to;
+    return args;
+}
+
+// Rows become rows of another layout, as wide, in these slots.
+lkv::cuda::MoveArgs move_args(const lkv::cuda::RowTarget& from, const DeviceBuffer& from_slot,
+                              const lkv::cuda::RowTarget& to, const DeviceBuffer& to_slot, const RowLayout& row) {
+    lkv::cuda::MoveArgs move{};
+    move.from = from;
+    move.to = to;
+    move.from_slot = from_slot.as<int32_t>();
+    move.to_slot = to_slot.as<int32_t>();
+    move.k_width = move.v_width = row.width;
+    return move;
+}
+
 void rows() {
     std::mt19937 random(11);
     constexpr int n = 64;
@@ -1662,12 +1686,7 @@ void rows() {
         for (int i = 0; i < n; i++) slots.push_back(n - 1 - i);
         const DeviceBuffer slot(slots);
         const DeviceBuffer region(std::vector<int32_t>(n, 0));
-        lkv::cuda::StoreArgs args{};
-        args.latents = {values.as<float>(), values.as<float>(), row.width, row.width};
-        args.with_k = args.with_v = 1;
-        args.region = region.as<int32_t>();
-        args.slot = slot.as<int32_t>();
-        args.targets[0] = target(row, device_plan, k, v);
+        const auto args = store_args(values, row, target(row, device_plan, k, v), slot, region);
         if (static_cast<int>(format) % 2 == 0) {
             cuda_check(lkv::cuda::store_rows(args, n, nullptr), "store_rows");
         } else {
@@ -1709,11 +1728,8 @@ void rows() {
         std::vector<int32_t> same(n);
         std::iota(same.begin(), same.end(), 0);
         const DeviceBuffer index(same);
-        lkv::cuda::MoveArgs move{};
-        move.from = target(from, from_plan, source_rows, source_rows);
-        move.to = target(row, device_plan, k, v);
-        move.from_slot = move.to_slot = index.as<int32_t>();
-        move.k_width = move.v_width = row.width;
+        const auto move = move_args(target(from, from_plan, source_rows, source_rows), index,
+                                    target(row, device_plan, k, v), index, row);
         cuda_check(lkv::cuda::move_rows(move, n, nullptr), "move_rows");
         cuda_check(cudaDeviceSynchronize(), "moving");
         const auto moved = v.download<uint8_t>();
@@ -1740,12 +1756,8 @@ void rotated_rows() {
         const DeviceBuffer v(n * static_cast<size_t>(row.row_bytes));
         const DeviceBuffer slot(std::vector<int32_t>{0, 1, 2});
         const DeviceBuffer region(std::vector<int32_t>(n, 0));
-        lkv::cuda::StoreArgs args{};
-        args.latents = {values.as<float>(), values.as<float>(), row.width, row.width, h.hadamard};
-        args.with_k = args.with_v = 1;
-        args.region = region.as<int32_t>();
-        args.slot = slot.as<int32_t>();
-        args.targets[0] = target(row, device_plan, k, v);
+        auto args = store_args(values, row, target(row, device_plan, k, v), slot, region);
+        args.latents.v_hadamard = h.hadamard;
         cuda_check(lkv::cuda::store_rows(args, n, nullptr), "store_rows");
         cuda_check(cudaDeviceSynchronize(), "storing");
         const std::vector<double> whole(x.begin(), x.end());
@@ -1796,30 +1808,21 @@ void rows_with_scales() {
     std::iota(slots.begin(), slots.end(), 0);
     const DeviceBuffer slot(slots);
     const DeviceBuffer region(std::vector<int32_t>(n, 0));
-    lkv::cuda::StoreArgs args{};
-    args.latents = {values.as<float>(), values.as<float>(), row.width, row.width};
-    args.with_k = args.with_v = 1;
-    args.region = region.as<int32_t>();
-    args.slot = slot.as<int32_t>();
-    args.targets[0] = target(row, device_plan, k, v);
+    const auto stored = target(row, device_plan, k, v);
+    const auto args = store_args(values, row, stored, slot, region);
     cuda_check(lkv::cuda::store_rows(args, n, nullptr), "store_rows");
     cuda_check(cudaDeviceSynchronize(), "storing");
     CHECK(k.download<uint8_t>() == want && v.download<uint8_t>() == want);
 
     const DeviceBuffer source_rows(source);
-    lkv::cuda::MoveArgs move{};
-    move.from = target(from, from_plan, source_rows, source_rows);
-    move.to = target(row, device_plan, k, v);
-    move.from_slot = move.to_slot = slot.as<int32_t>();
-    move.k_width = move.v_width = row.width;
+    auto move = move_args(target(from, from_plan, source_rows, source_rows), slot, stored, slot, row);
     cuda_check(lkv::cuda::move_rows(move, n, nullptr), "move_rows");
     cuda_check(cudaDeviceSynchronize(), "moving");
     lkv::move_rows(from, source.data(), row, want.data(), n);
     CHECK(k.download<uint8_t>() == want && v.download<uint8_t>() == want);
 
     const DeviceBuffer to(want.size());
-    move.from = target(row, device_plan, k, v);
-    move.to = target(row, device_plan, to, to);
+    move = move_args(stored, slot, target(row, device_plan, to, to), slot, row);
     cuda_check(lkv::cuda::move_rows(move, n, nullptr), "move_rows of one layout");
     cuda_check(cudaDeviceSynchronize(), "moving");
     CHECK(to.download<uint8_t>() == want);
@@ -1873,12 +1876,8 @@ void block_rows() {
             CHECK_MSG(wrong == 0, std::string("blocks of ") + lkv::format_name(format) + ", " + what + ": " +
                                       std::to_string(wrong) + " bytes differ from the CPU's");
         };
-        lkv::cuda::MoveArgs move{};
-        move.from = target(from, from_plan, source_rows, source_rows);
-        move.to = target(row, to_plan, k, v);
-        move.from_slot = from_slot.as<int32_t>();
-        move.to_slot = to_slot.as<int32_t>();
-        move.k_width = move.v_width = row.width;
+        const auto move = move_args(target(from, from_plan, source_rows, source_rows), from_slot,
+                                    target(row, to_plan, k, v), to_slot, row);
         lkv::cuda::BlockArgs args{};
         args.rows = source_rows.as<uint8_t>();
         args.row_bytes = from.row_bytes;
@@ -1892,12 +1891,8 @@ void block_rows() {
         check(moved, "moved");
 
         const DeviceBuffer region(std::vector<int32_t>(n, 0));
-        lkv::cuda::StoreArgs store{};
-        store.latents = {values.as<float>(), values.as<float>(), row.width, row.width};
-        store.with_k = 1;
-        store.region = region.as<int32_t>();
-        store.slot = args.to_slot;
-        store.targets[0] = args.to;
+        auto store = store_args(values, row, args.to, to_slot, region);
+        store.with_v = 0;
         args.rows = values.as<uint8_t>();
         args.row_bytes = static_cast<int64_t>(width * sizeof(float));
         args.segments = nullptr;
