@@ -57,16 +57,16 @@ py::list gpu_memory() {
     return found;
 }
 
-// Slots of a cache of one sequence on the CPU.
-py::dict cache_slots(int n_ctx, int sink, int recent, double recent_ratio, const std::vector<int>& windows,
-                     bool blocks) {
+// Slots of a cache of one sequence on a GPU: its ubatches are longer, so exact windows and rings have more slots than on the CPU.
+py::dict cache_slots(int n_ctx, int sink, int recent, double recent_ratio, bool full_beside_latents,
+                     const std::vector<int>& windows, bool blocks) {
     lkv::KvCacheOptions options;
     options.n_ctx = n_ctx;
     options.n_ubatch = std::min(options.n_ubatch, n_ctx);
     options.sink = sink;
     options.recent = recent;
     options.recent_ratio = recent_ratio;
-    lkv::shorten_ubatches(options, false);
+    lkv::shorten_ubatches(options, lkv::sees_own_rows(options, full_beside_latents, true), true);
     const lkv::CacheSlots slots = lkv::count_slots(options, windows, blocks);
     py::dict found;
     found["sink"] = slots.sink;
@@ -110,7 +110,7 @@ PYBIND11_MODULE(_core, module) {
     module.attr("STATE_SLOTS") = +lkv::SequenceState::slots_of_sequence;
     module.attr("DEMOTION_BATCH") = lkv::demotion_batch;
     module.def("cache_slots", &cache_slots, py::arg("n_ctx"), py::arg("sink"), py::arg("recent"),
-               py::arg("recent_ratio"), py::arg("windows"), py::arg("blocks"));
+               py::arg("recent_ratio"), py::arg("full_beside_latents"), py::arg("windows"), py::arg("blocks"));
     module.def(
         "content_hash", [](const std::string& path) { return lkv::content_hash(lkv::GgufFile::open(path)); },
         py::arg("path"));

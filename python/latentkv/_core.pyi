@@ -59,10 +59,16 @@ class CacheSlots(TypedDict):
     in_ring: list[bool]  # of every layer
 
 def cache_slots(
-    n_ctx: int, sink: int, recent: int, recent_ratio: float, windows: Sequence[int], blocks: bool
+    n_ctx: int,
+    sink: int,
+    recent: int,
+    recent_ratio: float,
+    full_beside_latents: bool,
+    windows: Sequence[int],
+    blocks: bool,
 ) -> CacheSlots:
-    """Slots of a cache of one sequence on the CPU. windows: of every layer, 0: none. blocks: K lies in token
-    blocks."""
+    """Slots of a cache of one sequence on a GPU. full_beside_latents: in every layer exact tokens are full
+    rows, others latents. windows: of every layer, 0: none. blocks: K lies in token blocks."""
 
 def content_hash(path: str) -> str:
     """64 hexadecimal digits that a sidecar knows its base by: docs/gguf.md, Sidecars."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from both import N, core, distance, expected_logits, run, session, step_by_step, token_ids
+from both import N, core, distance, expected_logits, on_gpu, run, session, step_by_step, token_ids
 from gguf_files import plain, rewritten
 
 from conftest import Tiny, keys, tensors
@@ -54,14 +54,14 @@ def test_all_channels_are_the_original(
 def test_a_budget_is_kept(model_type: str, tiny: Tiny, calib: Path, tmp_path: Path) -> None:
     """From a GGUF with experts, in one file and beside its base."""
     source, ids = plain(tiny(model_type), tmp_path / "stock.gguf"), token_ids()
-    options = ["--kv-budget", "105000@256", *EXACT, *TEXT, "--calib", str(calib)]
+    options = ["--kv-budget", "125000@256", *EXACT, *TEXT, "--calib", str(calib)]
     path = tmp_path / "out.gguf"
     model = run(source, path, *options)
     formats = [layer["v"]["formats"][0] for layer in model.layers]
     assert {names[0] for names in formats} <= {"q8", "q4", "q2", "q1"}  # of turned channels
     assert {name for names in formats for name in names} - {"q8"}
     live = core.Session(model, n_ctx=256, n_threads=1)
-    assert live.kv_bytes()["total"] <= 105000
+    assert live.kv_bytes()["total"] < on_gpu(path).forecast(256)["total"] <= 125000
     assert np.isfinite(live.decode(ids, output="all")).all()
     again = core.Session(model, n_ctx=256, n_threads=1, implementation="reference").decode(
         ids[:60], output="all"
@@ -82,7 +82,7 @@ def test_a_master_is_planned_when_it_is_opened(tiny: Tiny, calib: Path, tmp_path
     master = run(checkpoint, tmp_path / "master.gguf", *options, "--kv-budget", "60%")
     for budget in ("90%", "25%"):
         direct = run(checkpoint, tmp_path / "direct.gguf", *options, "--kv-budget", budget)
-        chosen = choose(master, budget)
+        chosen = choose(on_gpu(tmp_path / "master.gguf"), budget)
         formats = tuple(name for layer in direct.layers for name in layer["v"]["formats"][0])
         assert (chosen.k_plan, chosen.v_plan) == ((), formats)
         live = core.Session(master, n_ctx=256, n_threads=1, **chosen.options())

@@ -93,10 +93,8 @@ EvictOptions parse_evict(const SessionOptions& options, const KvCacheOptions& ca
     return evict;
 }
 
-// Whether tokens of a long ubatch may attend to each other's rows before these are stored: on a GPU, where exact rows are full ones.
-bool sees_own_rows(const Model& model, const KvCacheOptions& cache) {
-    return model.n_host_layers() == 0 && cache.recent <= longest_exact_ubatch_on_gpu && cache.recent_ratio == 0 &&
-           std::all_of(model.cache_spec().layers.begin(), model.cache_spec().layers.end(),
+bool has_full_beside_latents(const CacheSpec& spec) {
+    return std::all_of(spec.layers.begin(), spec.layers.end(),
                        [](const LayerCacheSpec& layer) { return layer.exact_is_full() || !layer.has_rows(); });
 }
 
@@ -157,7 +155,9 @@ KvCacheOptions cache_options(const Model& model, const SessionOptions& options) 
     KvCacheOptions cache;
     set_sizes(model, options, cache);
     set_exact_tokens(model.cache_spec(), options, cache);
-    shorten_ubatches(cache, sees_own_rows(model, cache) && !options.evicts(), model.n_host_layers() == 0);
+    const bool on_gpu = model.n_host_layers() == 0;
+    const bool sees_own = sees_own_rows(cache, has_full_beside_latents(model.cache_spec()), on_gpu);
+    shorten_ubatches(cache, sees_own && !options.evicts(), on_gpu);
     set_eviction(options, cache);
     set_formats(options, cache);
     return cache;

@@ -65,7 +65,7 @@ def count(
         LatentKVError: the exact tokens alone take the budget.
     """
     n_ctx = budget.context(served)
-    n_exact = sum(sizes.region_slots(n_ctx, sink, recent))
+    n_exact = sum(sizes.region_slots(n_ctx, sink, recent, spec.mla is None))
     slots = sizes.MiddleSlots.of(spec, n_ctx, recent > 0)
     rows = {name: n_exact * sizes.full_row_bytes(spec, name, one_row) for name in formats}
     cells, least = (n_exact + slots.cells) * sizes.cell_bytes(), rows[formats[-1]]

@@ -54,15 +54,28 @@ def exact_bytes_per_token(spec: ModelSpec, plan: Plan, fmt: str) -> int:
     where a side has form A."""
 
     def rows(index: int, layer: LayerPlan) -> tuple[SidePlan, SidePlan]:
-        sides = layer.k, layer.v
-        if spec.mla is not None or not all(plan.form(spec.at(index), side) == "e" for side in sides):
-            return sides
+        if not _exact_is_full(spec, plan, index):
+            return layer.k, layer.v
         return (OF_VALUE if layer.k == OF_VALUE else FULL, FULL)
 
     return sum(
         side_row_bytes(spec.at(index).of_side(name), side, fmt, whole=True)
         for index in spec.attention_layers
         for name, side in zip(SIDES, rows(index, plan.layers[index]), strict=True)
+    )
+
+
+def _exact_is_full(spec: ModelSpec, plan: Plan, index: int) -> bool:
+    sides = plan.layers[index].k, plan.layers[index].v
+    return spec.mla is None and all(plan.form(spec.at(index), side) == "e" for side in sides)
+
+
+def _has_full_beside_latents(spec: ModelSpec, plan: Plan) -> bool:
+    """Whether in every layer exact tokens are full rows, others latents."""
+    return all(
+        _exact_is_full(spec, plan, index)
+        and {plan.layers[index].side(side).path for side in SIDES} != {"full"}
+        for index in spec.row_layers
     )
 
 
@@ -84,7 +97,8 @@ def full_bytes_per_token(spec: ModelSpec, plan: Plan, n_ctx: int) -> float:
 
 def cache_bytes(spec: ModelSpec, plan: Plan, n_ctx: int) -> int:
     """Bytes of a whole cache of one sequence in the plan's own formats, cells included."""
-    sinks, latest = region_slots(n_ctx, plan.sink, plan.recent, plan.recent_ratio)
+    whole = _has_full_beside_latents(spec, plan)
+    sinks, latest = region_slots(n_ctx, plan.sink, plan.recent, whole, plan.recent_ratio)
     slots = slots_of(spec, plan, n_ctx)
     exact = (
         (sinks, exact_bytes_per_token(spec, plan, plan.sink_format)),

@@ -1,4 +1,4 @@
-"""Bytes and slots of one sequence's cache, as the runtime allocates them."""
+"""Bytes and slots of one sequence's cache as the runtime allocates them on a GPU, where it takes the most."""
 
 from __future__ import annotations
 
@@ -76,11 +76,10 @@ class MiddleSlots:
 
     @staticmethod
     def of(spec: ModelSpec, n_ctx: int, recent: bool, blocks: bool = False) -> MiddleSlots:
-        """The slots that the runtime allocates on the CPU. recent: whether there are recent tokens, which
-        shorten ubatches. blocks: whether K of some layer lies in token blocks; then all layers hold the
-        context."""
+        """The slots that the runtime allocates. recent: whether there are recent tokens. blocks: whether K of
+        some layer lies in token blocks; then all layers hold the context."""
         windows = [spec.window(layer) if spec.attends(layer) else 0 for layer in range(spec.n_layer)]
-        slots = _core().cache_slots(n_ctx, 0, int(recent), 0.0, windows, blocks)
+        slots = _core().cache_slots(n_ctx, 0, int(recent), 0.0, True, windows, blocks)
         whole, ring = slots["middle"], slots["ring"]
         held = [ring if in_ring else whole for in_ring in slots["in_ring"]]
         return MiddleSlots(tuple(n * spec.attends(layer) for layer, n in enumerate(held)), whole, ring)
@@ -111,9 +110,12 @@ def full_row_bytes(spec: ModelSpec, fmt: str, one_row: bool = False) -> int:
     return sum(n * row for n, row in zip(sides, rows, strict=True))
 
 
-def region_slots(n_ctx: int, sink: int, recent: int, recent_ratio: float = 0.0) -> tuple[int, int]:
-    """Slots for sinks and for recent tokens as the runtime allocates them for one sequence."""
-    slots = _core().cache_slots(n_ctx, sink, recent, recent_ratio, [], False)
+def region_slots(
+    n_ctx: int, sink: int, recent: int, full_beside_latents: bool, recent_ratio: float = 0.0
+) -> tuple[int, int]:
+    """Slots for sinks and for recent tokens as the runtime allocates them for one sequence.
+    full_beside_latents: in every layer exact tokens are full rows, others latents."""
+    slots = _core().cache_slots(n_ctx, sink, recent, recent_ratio, full_beside_latents, [], False)
     return slots["sink"], slots["recent"]
 
 
