@@ -52,8 +52,8 @@ class Preset:
 PRESETS = {
     "balanced": Preset("c4", "q6", "q8", "36 %", "under twice the loss of q8_0"),
     "small": Preset("c4", "q4", "q6", "30 %", "twice the loss of q8_0, in the bytes of q4_0: start here"),
-    "smaller": Preset("c3", "q3", "q5", "24 %", "a third of the loss of q4_0"),
-    "smallest": Preset("c2", "q3", "q4", "21 %", "as much loss as q4_0"),
+    "smaller": Preset("c3", "q3", "q5", "24 %", "five times the loss of q8_0"),
+    "smallest": Preset("c2", "q3", "q4", "21 %", "16 times the loss of q8_0"),
 }
 # What llama.cpp calls the other two that anybody should take.
 STOCK = {
