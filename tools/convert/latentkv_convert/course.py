@@ -47,6 +47,8 @@ def steps(
     back = 2 * 2 * weights / _PRODUCT[reduced] + _SCORE_BACK * scores + entries
     check = 2 * weights / _PRODUCT[False] + 1.5 * _SCORE * DEEP * scores
     deep = deep_window(window, spec.n_ctx)
+    predicted = spec.n_vocab * (2 * spec.n_embd / _PRODUCT[False] + _ENTRY)
+    a_run = deep * (2 * check + predicted)  # by two models, which both predict every other token
     read = 1.0 + weights / _BYTES
     found = [(READ, read)] if needs else []
     for name in needs:
@@ -57,18 +59,18 @@ def steps(
             found.append((WEIGH, n_tokens * back))
     choose = 1.0 + 2 * sum((spec.at(layer).kv_width / 512) ** 2 for layer in spec.attention_layers)
     if n_checked:
-        found.append((CHOOSE, 2 * deep * check))
+        found.append((CHOOSE, a_run))
     found += [(CHOOSE, choose)] * n_choices
     if n_checked:
         n_pulled = min(PULLED * window, recipe.fisher_tokens)
         found.append((CHOOSE, n_pulled * (2 * check + _SCORE_BACK * scores + entries)))
-        first, a_run = min(n_checked, ROUGHLY), 2 * deep * check
+        first = min(n_checked, ROUGHLY)
         back_too = min(SHARED * window, recipe.fisher_tokens) * (3 * check + _SCORE_BACK * scores + entries)
         times = (first * a_run, back_too, first * a_run, (n_checked - first) * a_run)
         found += [(CHECK, seconds) for seconds in times if seconds]
     if polish := recipe.options.get("polish"):
         found.append((POLISH, 4 * window * polish * (4 * up + _SCORE_BACK * scores + entries)))
-        found.append((CHECK, 2 * n_checked * deep * check))
+        found.append((CHECK, n_checked * a_run))
     if recipe.finetune is not None:
         found.append((TRAIN, recipe.finetune.steps * 2048 * 3 * up))
     return [*found, (WRITE, 1.0 + weights / _BYTES)]

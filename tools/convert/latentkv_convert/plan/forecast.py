@@ -134,10 +134,11 @@ class Check:
         exact = cached[new]
         scored = slice(cached.shape[1] // 2, -1)
         batch = sizes.demotion_batch() if plan.recent else 1
+        n_steps = spec.n_layer * (len(windows) + len(new)) + len(names)
         with (
             model_arithmetic(work.device),
             torch.no_grad(),
-            stage(spec.n_layer * (len(windows) + len(new)), label, "window") as bar,
+            stage(n_steps, label, "window") as bar,
         ):
             for index in range(spec.n_layer):
                 copies = Copies(work, plan, index) if spec.attends(index) else None
@@ -165,4 +166,8 @@ class Check:
             def nats(row: int) -> float:
                 return head.divergence(stream, known[names[row]], cached[row, scored])
 
-            return list(stream.each(nats, len(names)))
+            found = []
+            for divergence in stream.each(nats, len(names)):
+                found.append(divergence)
+                bar.update(1)
+            return found
