@@ -66,7 +66,7 @@ py::dict cache_slots(int n_ctx, int sink, int recent, double recent_ratio, bool 
     options.sink = sink;
     options.recent = recent;
     options.recent_ratio = recent_ratio;
-    lkv::shorten_ubatches(options, lkv::sees_own_rows(options, full_beside_latents, true), true);
+    lkv::shorten_ubatches(options, full_beside_latents, true);
     const lkv::CacheSlots slots = lkv::count_slots(options, windows, blocks);
     py::dict found;
     found["sink"] = slots.sink;

@@ -40,12 +40,10 @@ CacheSlots count_slots(const KvCacheOptions& options, std::span<const int> windo
     return slots;
 }
 
-bool sees_own_rows(const PlacementOptions& options, bool full_beside_latents, bool on_gpu) {
-    return on_gpu && full_beside_latents && options.recent <= longest_exact_ubatch_on_gpu && options.recent_ratio == 0;
-}
-
-void shorten_ubatches(PlacementOptions& options, bool sees_own_rows, bool on_gpu) {
+void shorten_ubatches(PlacementOptions& options, bool full_beside_latents, bool on_gpu) {
     if (!options.keeps_recent()) return;
+    const bool sees_own_rows =
+        on_gpu && full_beside_latents && options.recent <= longest_exact_ubatch_on_gpu && options.recent_ratio == 0;
     // a longer one brings a whole window of exact tokens, beside those that have not left yet
     const int longest = sees_own_rows ? std::max(longest_exact_ubatch, options.recent)
                         : on_gpu      ? longest_exact_ubatch_on_gpu

@@ -30,11 +30,8 @@ struct CacheSlots {
 // windows: in tokens, of every layer, 0: none. blocks: the plan has K in token blocks, so that all layers hold the context.
 CacheSlots count_slots(const KvCacheOptions& options, std::span<const int> windows, bool blocks);
 
-// Whether tokens of a long ubatch may attend to each other's rows before these are stored: on a GPU, where exact rows are full ones beside
-// latents.
-bool sees_own_rows(const PlacementOptions& options, bool full_beside_latents, bool on_gpu);
-
-// Ubatches are as short as an exact window needs them.
-void shorten_ubatches(PlacementOptions& options, bool sees_own_rows, bool on_gpu);
+// Ubatches are as short as an exact window needs them. full_beside_latents: in every layer exact rows are full ones, others latents; then
+// tokens of a long ubatch on a GPU may attend to each other's rows before these are stored.
+void shorten_ubatches(PlacementOptions& options, bool full_beside_latents, bool on_gpu);
 
 }  // namespace lkv

@@ -43,12 +43,13 @@ def steps(
     weights = n_weights(source)
     scores = n_attending * spec.n_head * window
     up = 2 * weights / _PRODUCT[reduced] + _SCORE * scores
-    entries = spec.n_vocab * (2 * spec.n_embd / _PRODUCT[reduced] + _ENTRY)
+    entries, in_f32 = (
+        spec.n_vocab * (2 * spec.n_embd / _PRODUCT[as_bf16] + _ENTRY) for as_bf16 in (reduced, False)
+    )
     back = 2 * 2 * weights / _PRODUCT[reduced] + _SCORE_BACK * scores + entries
     check = 2 * weights / _PRODUCT[False] + 1.5 * _SCORE * DEEP * scores
     deep = deep_window(window, spec.n_ctx)
-    predicted = spec.n_vocab * (2 * spec.n_embd / _PRODUCT[False] + _ENTRY)
-    a_run = deep * (2 * check + predicted)  # by two models, which both predict every other token
+    a_run = deep * (2 * check + in_f32)  # by two models, which both predict every other token
     read = 1.0 + weights / _BYTES
     found = [(READ, read)] if needs else []
     for name in needs:

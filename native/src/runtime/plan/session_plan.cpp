@@ -155,9 +155,8 @@ KvCacheOptions cache_options(const Model& model, const SessionOptions& options) 
     KvCacheOptions cache;
     set_sizes(model, options, cache);
     set_exact_tokens(model.cache_spec(), options, cache);
-    const bool on_gpu = model.n_host_layers() == 0;
-    const bool sees_own = sees_own_rows(cache, has_full_beside_latents(model.cache_spec()), on_gpu);
-    shorten_ubatches(cache, sees_own && !options.evicts(), on_gpu);
+    shorten_ubatches(cache, has_full_beside_latents(model.cache_spec()) && !options.evicts(),
+                     model.n_host_layers() == 0);
     set_eviction(options, cache);
     set_formats(options, cache);
     return cache;
