@@ -727,6 +727,23 @@ void apart_beside() {
         s.seed = static_cast<unsigned>(2900 + n_seq);
         return s;
     };
+    const auto compare = [](const AttnShape& full, const AttnShape& latents, bool windows, bool middle) {
+        const lkv::test::Beside c{AttnCase(full), AttnCase(latents)};
+        DeviceCase of_full(c.full.params, lkv::test::device_limits(), windows);
+        DeviceCase of_latents(c.latents.params, lkv::test::device_limits(), middle);
+        CHECK((of_full.args.apart > 0) == windows && (of_latents.args.apart > 0) == middle);
+        // more tokens' keys are rebuilt as full rows first
+        CHECK((kernel_of(of_latents) == "expand") == (latents.k_rebuild && latents.n_seq > 3));
+        if (full.n_seq == 3 && windows) {
+            of_full.args.apart = of_full.args.n_split = 9;
+            of_full.args.least_tiles = 1;
+        }
+        of_latents.keeps_parts = true;
+        const std::vector<float> got = of_latents.run_beside(of_full);
+        const double error = relative_error(got, c.oracle());
+        CHECK_MSG(error <= tolerance_of(latents), latents.name + ": relative error " + std::to_string(error));
+        CHECK_MSG(relative_error(got, c.oracle(Perturb::score)) > tolerance_of(latents), latents.name);
+    };
     for (const int n_seq : {3, 20}) {
         AttnShape full = shape("windows apart", n_seq, 60 + 7 * n_seq);  // the last is shortest
         AttnShape latents = shape("latents apart", n_seq, 90 + 7 * n_seq);
@@ -736,21 +753,12 @@ void apart_beside() {
         latents.k_ranks = latents.v_ranks = {192};
         latents.v_latent = true;
         latents.k_formats = latents.v_formats = {Format::q4};
-        const lkv::test::Beside c{AttnCase(full), AttnCase(latents)};
-        for (const auto& [windows, middle] : {std::pair{true, true}, {true, false}, {false, true}, {false, false}}) {
-            DeviceCase of_full(c.full.params, lkv::test::device_limits(), windows);
-            DeviceCase of_latents(c.latents.params, lkv::test::device_limits(), middle);
-            CHECK((of_full.args.apart > 0) == windows && (of_latents.args.apart > 0) == middle);
-            if (n_seq == 3 && windows) {
-                of_full.args.apart = of_full.args.n_split = 9;
-                of_full.args.least_tiles = 1;
-            }
-            of_latents.keeps_parts = true;
-            const std::vector<float> got = of_latents.run_beside(of_full);
-            const double error = relative_error(got, c.oracle());
-            CHECK_MSG(error <= tolerance_of(latents), full.name + ": relative error " + std::to_string(error));
-            CHECK_MSG(relative_error(got, c.oracle(Perturb::score)) > tolerance_of(latents), full.name);
+        for (const bool windows : {true, false}) {
+            for (const bool middle : {true, false}) compare(full, latents, windows, middle);
         }
+        latents.name = "rebuilt keys beside windows apart";
+        latents.k_rebuild = true;
+        for (const bool windows : {true, false}) compare(full, latents, windows, false);
     }
 }
 

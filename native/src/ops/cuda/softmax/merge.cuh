@@ -37,9 +37,7 @@ struct LeftSums {
     SlotCounts counts;
 
     __device__ explicit LeftSums(const Args& p) : counts(p) {}
-    __device__ int parts_of(const Args& p, int token) const {
-        return p.apart != 0 ? ApartShares(p).parts_of(p, token) : Parts(p, counts).count;
-    }
+    __device__ int parts_of(const Args& p, int token) const { return parts_of_token(p, counts, token); }
 };
 
 // 4·Per channels of a part.

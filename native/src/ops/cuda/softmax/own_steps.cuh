@@ -1,7 +1,7 @@
 // Tokens of several sequences, each of which reads its own slots (Problem::own): parts are shared out among the tokens.
 #pragma once
 
-#include "ops/cuda/softmax/cut.h"
+#include "ops/cuda/softmax/parts.cuh"
 #include "ops/latent_attn.h"
 
 namespace lkv::cuda {
@@ -38,6 +38,11 @@ private:
         return static_cast<uint32_t>(__ldg(p.own.ends + token) - begin);
     }
 };
+
+// Parts with work that a launch of the problem left of a token, by a whole warp.
+__device__ inline int parts_of_token(const CutProblem& p, const SlotCounts& counts, int token) {
+    return p.apart != 0 ? ApartShares(p).parts_of(p, token) : Parts(p, counts).count;
+}
 
 // What thread block `index` of a work item has: steps begin … end - 1 of those that a token reads.
 struct ApartShare {

@@ -12,6 +12,7 @@
 #include "ops/cuda/gpu/chain.cuh"
 #include "ops/cuda/kernels/expand/keys.cuh"
 #include "ops/cuda/kernels/expand/product.cuh"
+#include "ops/cuda/softmax/own_steps.cuh"
 
 namespace lkv::cuda {
 
@@ -115,24 +116,24 @@ __global__ void __launch_bounds__(expand_threads, 2)
 }
 
 // The parts of a chunk and the chunks before it, whose sums are in p.out and their maxima and sums of weights in ml. By one warp a
-// query row. p: of the attention on the chunk's rows; first, last: of the chunks
+// query row. p: of the attention on the chunk's rows, or of full rows beside them, whose tokens may be cut apart. first, last: of the chunks
 __global__ void __launch_bounds__(expand_threads)
     add_chunk_kernel(const __grid_constant__ CutProblem p, float2* ml, bool first, bool last) {
     let_next_start();
     wait_for_previous();
-    const Parts parts(p);
     const int lane = threadIdx.x % 32;
     const int64_t rows = static_cast<int64_t>(p.n_tokens) * p.n_head;
     const int64_t row = static_cast<int64_t>(blockIdx.x) * (expand_threads / 32) + threadIdx.x / 32;
     if (row >= rows) return;
+    const int n_parts = parts_of_token(p, SlotCounts(p), static_cast<int>(row) / p.n_head);
     const auto* const of = reinterpret_cast<const float2*>(p.partial_ml) + row;
     const float2 before = first ? make_float2(-INFINITY, 0.0f) : ml[row];
     __syncwarp();  // all lanes have read it
     float top = before.x;
-    for (int s = 0; s < parts.count; s++) top = fmaxf(top, of[s * rows].x);
+    for (int s = 0; s < n_parts; s++) top = fmaxf(top, of[s * rows].x);
     const auto share = [&](const float2& x) { return x.y > 0.0f ? exp2f(x.x - top) : 0.0f; };
     float total = before.y * share(before);
-    for (int s = 0; s < parts.count; s++) {
+    for (int s = 0; s < n_parts; s++) {
         const float2 part = of[s * rows];
         if (part.y > 0.0f) total += part.y * share(part);
     }
@@ -141,7 +142,7 @@ __global__ void __launch_bounds__(expand_threads)
     for (int at = lane; 4 * at < p.head_dim; at += 32) {
         float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         if (!first && before.y > 0.0f) add_share(sum, share(before), out[at]);
-        for (int s = 0; s < parts.count; s++) {
+        for (int s = 0; s < n_parts; s++) {
             const float2 part = of[s * rows];
             if (part.y <= 0.0f) continue;
             add_share(sum, share(part),
