@@ -50,7 +50,7 @@ def draw(rows: list[dict[str, Any]], path: Path, title: str) -> None:
         style: dict[str, Any] = {"color": "black" if uncompressed else f"C{number % 10}"}
         axis.scatter(*zip(*found, strict=True), s=14, alpha=0.35, **style)
         label = "full K and V" if uncompressed else method
-        line = "--" if uncompressed else "-"
+        line = "--" if uncompressed else ":" if number >= 10 else "-"  # colours come again then
         axis.plot(*zip(*frontier(found), strict=True), line, marker="o", markersize=4, label=label, **style)
     for row in rows:
         if row["kld"] and row.get("label"):

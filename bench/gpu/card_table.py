@@ -1,11 +1,11 @@
-"""One table of what beside.py and llama-bench measured as on a card: bench/results/cards/NAME.json.
+"""One table of what beside.py and llama-bench measured, as on a card or not: bench/results/cards/NAME.json.
 
     python bench/gpu/card_table.py 8b-rtx4090 8b.json 8b-more.json --of "Llama-3.1-8B's shape" \\
         --llama f16=llama-f16.jsonl
 
-Beside each file of beside.py, X.json, lies the companion's report, X.report.json (consumer.py --report). The
-first cache of a file is what its others are compared with, turn by turn; llama.cpp is compared with the first
-of all, which was measured at another time.
+Beside each file of beside.py, X.json, lies the companion's report, X.report.json (consumer.py --report),
+unless the GPU was as it is. The first cache of a file is what its others are compared with, turn by turn;
+llama.cpp is compared with the first of all, which was measured at another time.
 """
 
 from __future__ import annotations
@@ -97,6 +97,19 @@ def left(files: list[list[Row]]) -> dict[str, list[float]]:
     return {depth: [min(each), max(each)] for depth, each in found.items() if each}
 
 
+def in_kind(report: Row, files: list[list[Row]]) -> tuple[str, str]:
+    """The command before beside.py's, and what the card was made of."""
+    ends = [end / 1e3 for each in left(files).values() for end in each]
+    if not ends:
+        sys.exit("[card_table] expected rounds beside a companion that left the card's bandwidth; got none")
+    return (
+        f"python bench/gpu/consumer.py {report['card']} -- ",
+        f" in kind of an {report['card'].upper().replace('RTX', 'RTX ')}: code for its capability, 99 KB of "
+        f"shared memory, {report['multiprocessors']} of {report['of']} multiprocessors, "
+        f"{min(ends):.2f} to {max(ends):.2f} TB/s left to a light reader",
+    )
+
+
 def read(path: Path) -> list[Row]:
     return [json.loads(line) for line in path.read_text().splitlines() if line.startswith("{")]
 
@@ -112,8 +125,10 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=RESULTS / "cards")
     args = parser.parse_args()
     measured = [json.loads(path.read_text()) for path in args.files]
-    reports = {path.stem: json.loads(path.with_suffix(".report.json").read_text()) for path in args.files}
+    beside = {path.stem: path.with_suffix(".report.json") for path in args.files}
+    reports = {stem: json.loads(path.read_text()) for stem, path in beside.items() if path.exists()}
     files = [each["rows"] for each in measured]
+    prefix, kind = in_kind(next(iter(reports.values())), files) if reports else ("", "")
     found = table(files)
     base = next(iter(found.values()))
     rows = list(found.values())
@@ -123,24 +138,13 @@ def main() -> None:
     depths = sorted({int(key[3:]) for row in rows for key in row if key.startswith("at_")})
     at = next((row["depth"] for each in files for row in each if "prefill_tps" in row), 0)
     columns = columns_of(depths, measured[0]["prefill"], at)
-    first = next(iter(reports.values()))
-    light = left(files)
-    ends = [end / 1e3 for each in light.values() for end in each]
-    if not ends:
-        sys.exit("[card_table] expected rounds beside a companion that left the card's bandwidth; got none")
-    note = (
-        f"{measured[0]['gpu']} in kind of an {first['card'].upper().replace('RTX', 'RTX ')}: code for its "
-        f"capability, 99 KB of shared memory, {first['multiprocessors']} of {first['of']} multiprocessors, "
-        f"{min(ends):.2f} to {max(ends):.2f} TB/s left to a light reader; {args.of}, batch 1, tokens/s. "
-        "Caches of one process took turns."
-    )
     save(
         args.folder / f"{args.name}.json",
-        command=f"python bench/gpu/consumer.py {first['card']} -- python bench/gpu/beside.py …",
+        command=f"{prefix}python bench/gpu/beside.py …",
         columns=columns,
         rows=[{**dict.fromkeys(column.key for column in columns), **row} for row in rows],
-        note=note,
-        light_gb_per_s=light,
+        note=f"{measured[0]['gpu']}{kind}; {args.of}, batch 1, tokens/s. Caches of one process took turns.",
+        light_gb_per_s=left(files),
         in_kind=reports,
     )
     print(args.folder / f"{args.name}.json")

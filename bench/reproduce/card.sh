@@ -2,7 +2,8 @@
 # Caches by turns, as on a card (CARD=rtx4090) or on the GPU as it is (CARD=none): 8B, 7B with 32 KV heads, Qwen2.5-Coder-1.5B.
 # In kind the module must be built with the arguments that `bench/gpu/consumer.py rtx4090 --cmake-args` prints, and be first on PYTHONPATH.
 # QWEN: a folder with qwen.gguf and what convert makes of it, qwen-28.gguf, qwen-14.gguf and qwen-8.5.gguf. CONSUMER_CHOICE=48,0: so many readers
-# beside which nothing is read faster than the card's memory is (an H200; beside 36 f16 rows are read at 1.17 TB/s). 8 minutes of an H200.
+# beside which rows are read little faster than the card's memory is (an H200; beside 36 f16 rows are read at 1.17 TB/s, beside 48 at 1.00).
+# 13 minutes of an H200, 9 with CARD=none.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 CARD=${CARD:-rtx4090} M=$WORK/models QWEN=${QWEN:-$WORK}
 mkdir -p "$M"
@@ -20,8 +21,10 @@ all=0,4096,16384,65536,131072
 beside 8b 200 $all "$M/8b.gguf=f16" "$M/8b-14.gguf" "$M/8b.gguf=q8_0" "$M/8b.gguf=small"
 beside 8b-more 200 $all "$M/8b.gguf=f16" "$M/8b-28.gguf" "$M/8b-8.5.gguf" "$M/8b.gguf=q4_0"
 [ ! -f "$QWEN/qwen.gguf" ] || beside qwen 120 $all "$QWEN"/qwen.gguf={f16,q8_0,q4_0,small} "$QWEN"/qwen-{28,14,8.5}.gguf
-beside 7b 160 0,4096,16384,65536 "$M/7b.gguf=f16" "$M/7b-14.gguf" "$M/7b.gguf=q8_0"
+beside 7b 300 0,4096,16384,65536 "$M/7b.gguf=f16" "$M/7b-14.gguf" "$M/7b.gguf=q8_0"
 [ "$CARD" = none ] || step times 400 $PY bench/gpu/consumer.py "$CARD" --no-readers -- $PY bench/attention_times.py "$OUT/$CARD.json" \
     --gpu "an RTX 4090, from parts" --capabilities 8.6,8.9 --shared-kb 99 --gb-per-s 937
-[ "$CARD" = none ] || step card 60 $PY bench/gpu/card_table.py "8b-$CARD" --folder "$OUT/cards" \
-    --of "Llama-3.1-8B's shape, random Q4_0 weights, rows with four scales" "$OUT/8b.json" "$OUT/8b-more.json"
+table() { step "table-$1" 60 $PY bench/gpu/card_table.py "$1-${CARD/none/gpu}" --folder "$OUT/cards" --of "$2" "${@:3}"; }
+table 8b "Llama-3.1-8B's shape, random Q4_0 weights, rows with four scales" "$OUT/8b.json" "$OUT/8b-more.json"
+table 7b "Llama-2-7B's shape, random Q4_0 weights, rows with four scales" "$OUT/7b.json"
+[ ! -f "$OUT/qwen.json" ] || table qwen "Qwen2.5-Coder-1.5B, Q4_K_M, files of convert's defaults" "$OUT/qwen.json"

@@ -58,3 +58,16 @@ def test_a_table_is_made_of_several_processes(tmp_path: Path, monkeypatch: pytes
     assert "0.99 to 1.02 TB/s" in made["note"]
     page = tables.render_result("t", tmp_path, only="cache,of_0,of_1000")
     assert "| 14 % | 99 % | 180 % |" in page
+
+
+def test_a_gpu_as_it_is_has_no_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, rows in FILES.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps({"gpu": "an H100", "prefill": 2048, "rows": rows}))
+    files = [str(tmp_path / f"{name}.json") for name in FILES]
+    monkeypatch.setattr(
+        sys, "argv", ["card_table.py", "t", *files, "--of", "an 8B", "--folder", str(tmp_path)]
+    )
+    card_table.main()
+    made = json.loads((tmp_path / "t.json").read_text())
+    assert made["note"].startswith("an H100; an 8B, batch 1")
+    assert [each["cache"] for each in made["rows"]] == ["f16", "14 %", "small"]
