@@ -120,9 +120,9 @@ void Model::place_weights() {
         const int64_t head_dim = l.attn_q_e->ne[0];
         // wider heads have no other kernel that is fast on latents wider than these
         const int64_t rank = l.attn_q_e->ne[1];
-        const bool wide =
-            head_dim > most_expanded_head ? rank > head_dim && expands_wide_heads(head_dim) : rank >= 2 * head_dim;
-        if (wide) l.k_b = to_floats(l.attn_q_e);
+        const bool expands =
+            head_dim > most_expanded_head ? rank > head_dim && expands_wide_heads(head_dim) : rank >= head_dim;
+        if (expands) l.k_b = to_floats(l.attn_q_e);
     }
     if (describe_only()) return;
     for (const LayerRun& run : runs_) {

@@ -146,9 +146,21 @@ constexpr Shape shapes[] = {
     {.k_path = "value", .v_path = "latent", .head_dim = 160, .group = 1, .rank = 128, .n_segments = 4, .turned = 32},
     {.k_path = "value", .v_path = "latent", .head_dim = 112, .group = 1, .rank = 112, .n_segments = 3, .turned = 16},
 };
+size_t first_encoded(const char* k_path) {
+    const auto taken = [k_path](const Shape& s) {
+        return s.k_path == std::string(k_path) && s.encoded == Shape::random;
+    };
+    return static_cast<size_t>(std::find_if(std::begin(shapes), std::end(shapes), taken) - std::begin(shapes));
+}
 constexpr int n_key = 32;  // with MLA: channels of a head's key that are not turned, and of its value
 constexpr int n_value = 24;
 constexpr int n_brought = 16;  // numbers that a token brings to a layer
+
+// Shapes whose exact windows, full rows beside latents, are read by twelve sequences, too: keys rebuilt and rotated.
+bool is_read_by_many(const Shape& shape) {
+    const auto index = static_cast<size_t>(&shape - shapes);
+    return index == first_encoded("rebuild") || index == first_encoded("rotated");
+}
 
 // Shapes that run on both devices together, too: of every path, one with windows.
 bool splits(const Shape& shape) {
@@ -638,6 +650,13 @@ std::vector<float> decode(const File& file, const lkv::SessionOptions& options, 
         run(prompt, {1, 0});
         run(1, {1});
     }
+    if (options.n_seq_max > 3) {  // steps of all sequences, and of one of them beside the others
+        std::vector<int32_t> all(static_cast<size_t>(options.n_seq_max));
+        std::iota(all.begin(), all.end(), 0);
+        for (const int32_t s : all) run(24 + s, {s});
+        for (int i = 0; i < 2; i++) run(options.n_seq_max, all);
+        run(12, {1});
+    }
     for (int i = 0; i < steps; i++) run(1, {0});
     return logits;
 }
@@ -1098,6 +1117,24 @@ int main(int argc, char** argv) {
             prompt.options.n_ctx = 2048;
             prompt.options.recent = 160;
             CHECK_MSG(compare(file, prompt), prompt.name + ": not a legal one");
+        }
+        if (is_read_by_many(shape)) {
+            Combination many = none;
+            many.name = std::string(shape.k_path) + "/" + shape.v_path + ", twelve sequences";
+            many.options.n_ctx = 1024;
+            many.options.n_seq_max = 12;
+            many.options.sink = 2;
+            many.options.recent = 16;
+            CHECK_MSG(compare(file, many), many.name + ": not a legal one");
+        }
+        if (is_read_by_many(shape) && shape.k_path == std::string("rotated")) {
+            Combination narrow =
+                none;  // latents of less than two heads, which ubatches of 512 tokens make full rows of
+            narrow.name = "rotated/latent, a long ubatch";
+            narrow.prompt = 520;
+            narrow.options.n_ctx = 2048;
+            narrow.options.n_ubatch = 1024;
+            CHECK_MSG(compare(file, narrow), narrow.name + ": not a legal one");
         }
         if (shape.k_path == std::string("full") && shape.v_path == std::string("full")) {
             Combination rotated = none;
