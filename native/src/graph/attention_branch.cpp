@@ -17,19 +17,17 @@ ReferenceInputs& reference_inputs(const GraphSources& from, Graph& graph, int il
 
 bool AttentionBranch::expands_keys(int il) const {
     const LayerCacheSpec& spec = from_.model.cache_spec().layers[static_cast<size_t>(il)];
+    const GraphShape& shape = from_.shape;
+    const bool can = spec.k_path != KPath::rebuild && spec.k_path != KPath::value &&
+                     !from_.model.layers()[static_cast<size_t>(il)].k_b.empty() && shape.on_gpu && shape.fused &&
+                     from_.exact == nullptr && !shape.apart &&
+                     !in_token_blocks(from_.cache.rows().k_layout(from_.cache.placement().middle(), il));
+    if (!can) return false;
     const HeadShape& heads = h_.heads_of(il);
-    const int n_tokens = from_.shape.n_tokens;
-    const int n_rows = n_tokens * (heads.n_head / heads.n_kv);
-    const bool wide_head = heads.head_dim > most_expanded_head;
-    const bool narrow = !wide_head && spec.k.rank_max() < 2 * heads.head_dim;
-    if (from_.shape.apart || multiplies_latents(n_tokens, n_rows, heads.head_dim) ||
-        (wide_head && n_rows < least_flash_rows) || (narrow && n_tokens < least_narrow_tokens)) {
-        return false;
-    }
-    return spec.k_path != KPath::rebuild && spec.k_path != KPath::value &&
-           !from_.model.layers()[static_cast<size_t>(il)].k_b.empty() && from_.shape.on_gpu && from_.shape.fused &&
-           from_.exact == nullptr &&
-           !in_token_blocks(from_.cache.rows().k_layout(from_.cache.placement().middle(), il));
+    const int n_rows = shape.n_tokens * (heads.n_head / heads.n_kv);
+    if (multiplies_latents(shape.n_tokens, n_rows, heads.head_dim)) return false;
+    if (heads.head_dim > most_expanded_head) return n_rows >= least_flash_rows;
+    return spec.k.rank_max() >= 2 * heads.head_dim || shape.n_tokens >= least_narrow_tokens;
 }
 
 bool AttentionBranch::rotates_results(int kv) const {
