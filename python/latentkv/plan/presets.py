@@ -51,7 +51,9 @@ class Preset:
 
 PRESETS = {
     "balanced": Preset("c4", "q6", "q8", "36 %", "a quarter less loss than small"),
-    "small": Preset("c4", "q4", "q6", "30 %", "0.001 to 0.003 nats, where q4_0 loses 0.06 and more: start here"),
+    "small": Preset(
+        "c4", "q4", "q6", "30 %", "0.001 to 0.003 nats, where q4_0 loses 0.06 and more: start here"
+    ),
     "smaller": Preset("c3", "q3", "q5", "24 %", "eight times the loss of small"),
     "smallest": Preset("c2", "q3", "q4", "21 %", "as much loss as q4_0 has with SmolLM2"),
 }
