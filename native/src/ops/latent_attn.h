@@ -29,9 +29,9 @@ constexpr int max_regions = 3;  // sink · recent · middle
 // head_dim.
 constexpr int least_expanded_tokens = 9;
 constexpr int most_expanded_head = 128;
-// From so many tokens on it makes them of narrower latents too, as wide as a head at least. Qwen2.5-Coder-1.5B, 2048 tokens behind 16384 on an
-// H200: 88 ms with 256 channels for two heads of 128, made full rows; as they are, 224 ms with 188 channels and 165 with 130. With half the
-// multiprocessors and no warpgroups rows of 256 channels take 53 ms to make, as long as 600 tokens take to multiply with 188.
+// From so many tokens on a GPU makes full rows of narrower latents too, at least as wide as a head. Qwen2.5-Coder-1.5B, 2048 tokens behind
+// 16384 on an H200: 88 ms with 256 channels for two heads of 128, made full rows; as they are, 224 ms with 188 channels and 165 with 130. With
+// 84 of 132 multiprocessors and no warpgroups rows of 256 channels take 53 ms to make, as long as 600 tokens take to multiply with 188.
 constexpr int least_narrow_tokens = 512;
 // Up to so many tokens latents are multiplied as they are where tokens are of several sequences, which each read their own; those of one
 // sequence as long as that is no more work than making head_dim channels of a KV head's key and value, for all its query rows at once.

@@ -146,20 +146,15 @@ constexpr Shape shapes[] = {
     {.k_path = "value", .v_path = "latent", .head_dim = 160, .group = 1, .rank = 128, .n_segments = 4, .turned = 32},
     {.k_path = "value", .v_path = "latent", .head_dim = 112, .group = 1, .rank = 112, .n_segments = 3, .turned = 16},
 };
-size_t first_encoded(const char* k_path) {
-    const auto taken = [k_path](const Shape& s) {
-        return s.k_path == std::string(k_path) && s.encoded == Shape::random;
-    };
-    return static_cast<size_t>(std::find_if(std::begin(shapes), std::end(shapes), taken) - std::begin(shapes));
-}
 constexpr int n_key = 32;  // with MLA: channels of a head's key that are not turned, and of its value
 constexpr int n_value = 24;
 constexpr int n_brought = 16;  // numbers that a token brings to a layer
 
-// Shapes whose exact windows, full rows beside latents, are read by twelve sequences, too: keys rebuilt and rotated.
-bool is_read_by_many(const Shape& shape) {
-    const auto index = static_cast<size_t>(&shape - shapes);
-    return index == first_encoded("rebuild") || index == first_encoded("rotated");
+// The first shape of a path whose exact windows are full rows beside latents.
+const Shape* first_encoded(const char* k_path) {
+    return std::find_if(std::begin(shapes), std::end(shapes), [k_path](const Shape& s) {
+        return s.k_path == std::string(k_path) && s.encoded == Shape::random;
+    });
 }
 
 // Shapes that run on both devices together, too: of every path, one with windows.
@@ -1118,7 +1113,7 @@ int main(int argc, char** argv) {
             prompt.options.recent = 160;
             CHECK_MSG(compare(file, prompt), prompt.name + ": not a legal one");
         }
-        if (is_read_by_many(shape)) {
+        if (&shape == first_encoded("rebuild") || &shape == first_encoded("rotated")) {
             Combination many = none;
             many.name = std::string(shape.k_path) + "/" + shape.v_path + ", twelve sequences";
             many.options.n_ctx = 1024;
@@ -1127,9 +1122,8 @@ int main(int argc, char** argv) {
             many.options.recent = 16;
             CHECK_MSG(compare(file, many), many.name + ": not a legal one");
         }
-        if (is_read_by_many(shape) && shape.k_path == std::string("rotated")) {
-            Combination narrow =
-                none;  // latents of less than two heads, which ubatches of 512 tokens make full rows of
+        if (&shape == first_encoded("rotated")) {
+            Combination narrow = none;  // latents narrower than two heads, which 512 tokens expand
             narrow.name = "rotated/latent, a long ubatch";
             narrow.prompt = 520;
             narrow.options.n_ctx = 2048;
