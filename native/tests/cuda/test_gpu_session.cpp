@@ -145,6 +145,14 @@ constexpr Shape shapes[] = {
     {.k_path = "value", .v_path = "full", .head_dim = 160, .group = 1, .rank = 160, .n_segments = 1, .turned = 32},
     {.k_path = "value", .v_path = "latent", .head_dim = 160, .group = 1, .rank = 128, .n_segments = 4, .turned = 32},
     {.k_path = "value", .v_path = "latent", .head_dim = 112, .group = 1, .rank = 112, .n_segments = 3, .turned = 16},
+    {.k_path = "rotated",
+     .v_path = "latent",
+     .head_dim = 64,
+     .group = 2,
+     .rank = 128,
+     .n_segments = 4,
+     .encoded = Shape::random,
+     .n_layer = 1},
 };
 constexpr int n_key = 32;  // with MLA: channels of a head's key that are not turned, and of its value
 constexpr int n_value = 24;
@@ -575,7 +583,7 @@ std::shared_ptr<const lkv::Model> open(const File& file, const lkv::GpuOptions& 
     return std::make_shared<lkv::Model>(file.path(), lkv::ModelOptions{.gpu = gpu});
 }
 
-// Logits of each call's last token. steps: tokens one by one, at the end
+// Logits of each call's last token, and of all tokens of steps of all sequences. steps: tokens one by one, at the end
 std::vector<float> decode(const File& file, const lkv::SessionOptions& options, const lkv::GpuOptions& gpu, int prompt,
                           int steps = 0) {
     const auto model = open(file, gpu);
@@ -584,7 +592,7 @@ std::vector<float> decode(const File& file, const lkv::SessionOptions& options, 
     CHECK(model->n_host_layers() == std::max(0, model->hparams().n_layer - gpu.n_gpu_layers));
     std::vector<float> logits;
     std::vector<int32_t> length(static_cast<size_t>(options.n_seq_max), 0);
-    const auto run = [&](int n, std::vector<int32_t> of) {
+    const auto run = [&](int n, std::vector<int32_t> of, bool all = false) {
         std::vector<int32_t> tokens, pos, seq;
         for (int i = 0; i < n; i++) {
             const int32_t s = of[static_cast<size_t>(i) % of.size()];
@@ -593,10 +601,11 @@ std::vector<float> decode(const File& file, const lkv::SessionOptions& options, 
             pos.push_back(at);
             seq.push_back(s);
         }
-        std::vector<uint8_t> output(tokens.size(), 0);
+        std::vector<uint8_t> output(tokens.size(), all ? 1 : 0);
         output.back() = 1;
-        logits.resize(logits.size() + n_vocab);
-        session.decode(tokens, pos, seq, output, logits.data() + logits.size() - n_vocab);
+        const size_t n_logits = (all ? tokens.size() : 1) * n_vocab;
+        logits.resize(logits.size() + n_logits);
+        session.decode(tokens, pos, seq, output, logits.data() + logits.size() - n_logits);
     };
     // Two of three guesses are taken back.
     const auto run_guesses = [&] {
@@ -649,8 +658,15 @@ std::vector<float> decode(const File& file, const lkv::SessionOptions& options, 
         std::vector<int32_t> all(static_cast<size_t>(options.n_seq_max));
         std::iota(all.begin(), all.end(), 0);
         for (const int32_t s : all) run(24 + s, {s});
-        for (int i = 0; i < 2; i++) run(options.n_seq_max, all);
+        for (int i = 0; i < 2; i++) run(options.n_seq_max, all, true);
         run(12, {1});
+        if (options.n_seq_max > 16) {  // deeper, where a token reads its own sequence's slots alone; and back again
+            for (const int32_t s : all) run(64, {s});
+            for (int i = 0; i < 2; i++) run(options.n_seq_max, all, true);
+            for (const int32_t s : all) CHECK(session.cache().remove(s, {40}));
+            for (int32_t& end : length) end = std::min(end, 40);
+            run(options.n_seq_max, all, true);
+        }
     }
     for (int i = 0; i < steps; i++) run(1, {0});
     return logits;
@@ -1118,6 +1134,16 @@ int main(int argc, char** argv) {
             many.name = std::string(shape.k_path) + "/" + shape.v_path + ", twelve sequences";
             many.options.n_ctx = 1024;
             many.options.n_seq_max = 12;
+            many.options.sink = 2;
+            many.options.recent = 16;
+            CHECK_MSG(compare(file, many), many.name + ": not a legal one");
+        }
+        // so many tokens of its heads expand latents, unless they read their own slots
+        if (&shape == std::end(shapes) - 1) {
+            Combination many = none;
+            many.name = "wide latents, 25 sequences";
+            many.options.n_ctx = 8192;
+            many.options.n_seq_max = 25;
             many.options.sink = 2;
             many.options.recent = 16;
             CHECK_MSG(compare(file, many), many.name + ": not a legal one");

@@ -73,7 +73,7 @@ PartBytes Attention::prepare(const Graph& graph, cudaStream_t stream) {
             for (const bool apart : {false, true}) {
                 for (const bool alone : {false, true}) {
                     if ((apart && !may_be_apart) || (alone && (full || !begins_with_windows(layer)))) continue;
-                    const Plan* const args = plan(node, full, {apart, alone});
+                    const Plan* const args = plan(node, full, {.apart = apart, .windows_alone = alone});
                     if (args == nullptr) continue;
                     hold(of[full ? 1 : 0], *args);
                     if (!apart && args->chunk == 0) hold(warm_ups, *args);
@@ -131,12 +131,13 @@ Reads Attention::reads(const Layer& layer, bool full) {
 const Plan* Attention::plan(const AttentionNode& node, bool full) {
     const Layer& layer = layers_[node.row_layer];
     const bool alone = !full && begins_with_windows(layer) && inputs_.middle_context(false) == 0;
-    return plan(node, full, {inputs_.apart(reads(layer, full), layer.in_ring), alone});
+    return plan(node, full, {.apart = inputs_.apart(reads(layer, full), layer.in_ring), .windows_alone = alone});
 }
 
-const Plan* Attention::plan(const AttentionNode& node, bool full, const PlanFor& as) {
+const Plan* Attention::plan(const AttentionNode& node, bool full, PlanFor as) {
     const std::optional<LatentAttnParams>& params = full ? node.full : node.latents;
     if (!params || params->n_tokens == 0) return nullptr;
+    as.expanded = params->rebuilds();
     Layer& layer = layers_[node.row_layer];
     ProblemTables& problem = full ? layer.full : layer.latents;
     // latents come and go beside full rows

@@ -62,7 +62,7 @@ public:
     cudaError_t end_latents(const ggml_tensor* dst, const AttentionNode& node, cudaStream_t stream);
 
 private:
-    const Plan* plan(const AttentionNode& node, bool full, const PlanFor& as);
+    const Plan* plan(const AttentionNode& node, bool full, PlanFor as);
     static Reads reads(const Layer& layer, bool full);
     // Whether a layer has two kinds of rows in one problem: until there are blocks of tokens, kernels of full rows take less time.
     bool begins_with_windows(const Layer& layer) const {

@@ -19,8 +19,9 @@
 
 namespace lkv::cuda {
 
-// What one number of tokens has several plans for.
+// What one number of tokens has several plans for. All of it changes from step to step.
 struct PlanFor {
+    bool expanded = false;       // keys are made of latents: queries stay as they are
     bool apart = false;          // see Problem::own
     bool windows_alone = false;  // of a problem with the middle, whose slots are all free
 

@@ -1,0 +1,342 @@
+"""Whether many sequences a step say what each says alone: every kind of file on a GPU, by divergence.
+
+    python bench/gpu/agree.py --work build/agree --save agree-h200
+
+Sequences of a real text are decoded one by one, then together, from the same rows bit for bit: n tokens a
+step, one of each, and a piece of one sequence's prompt beside the others' tokens. That is done where all
+tokens are in the exact windows, where some have left them, and where most have. A cell of the table is a kind
+of file, n, and the length of the piece; its value is the largest mean divergence of all depths.
+
+What rounding does is measured beside it: the same cells with f32 rows of the same weights, which are in f16.
+Rows of few bits turn a rounding into another code, so a part of what they cost (their divergence from f32
+rows) is allowed as well. Exits with 1 where a cell is beyond that. No figure of a GPU is published without
+this table of the same commit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from concurrent import futures
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
+
+from gpu import cuda
+from inputs import real_models, texts
+from latentkv import _core
+from latentkv.plan.master import planned
+from latentkv.sampling.logprobs import log_softmax
+from record import RESULTS, ROOT, Column, cell, save
+
+SEQUENCES = (1, 2, 4, 8, 9, 12, 16, 17, 24, 32, 33, 48, 64)
+PIECES = (1, 16, 17, 64, 65)
+# Tokens of a sequence. Windows have 128 or 256: all are exact; behind windows slots of all sequences are read
+# together; deeper each token reads its own.
+DEPTHS = (48, 224, 416, 800)
+STEPS = 4  # of one token each, before the pieces: the third is the first that a recording serves
+LEAST = 3e-6  # nats that no cell is held to
+OF_ROUNDING = 4.0  # how often what f32 rows differ by, and which part of what a format costs, is allowed
+OF_COST = 0.25
+
+RANDOM = "tiny-mla"  # bench/inputs/random_model.py writes it, with f32 weights
+
+Logits = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Kind:
+    model: str
+    name: str
+    kv: str = ""  # a cache type for the plain file
+    convert: tuple[str, ...] = ()  # or options that make the file
+
+    @property
+    def file(self) -> str:
+        return f"{self.model}-{self.name.replace(' ', '-')}.gguf" if self.convert else f"{self.model}.gguf"
+
+
+def _of(model: str, kvs: tuple[str, ...], converted: dict[str, tuple[str, ...]]) -> list[Kind]:
+    plain = [Kind(model, f"{kv} rows", kv=kv) for kv in ("f32", *kvs)]
+    return plain + [Kind(model, name, convert=options) for name, options in converted.items()]
+
+
+def _speed(*budgets: str) -> dict[str, tuple[str, ...]]:
+    return {f"speed {budget}": ("--kv-budget", f"{budget}%") for budget in budgets}
+
+
+SIZE = {"size 14": ("--kv-budget", "14%", "--prefer", "size")}
+KINDS = (
+    _of(
+        "smollm2",
+        ("f16", "q8_0", "q4_0", "balanced", "small", "smaller", "smallest"),
+        _speed("28", "14", "8.5") | SIZE,
+    )
+    + _of("gemma3-270m", ("f16", "q8_0"), _speed("14") | SIZE)
+    + _of("demo-hybrid", ("f16", "q8_0"), _speed("14") | SIZE)
+    + _of(RANDOM, ("f16", "q8_0"), {"plan 14": ("--plan", "14")})
+)
+
+
+def made(kind: Kind, work: Path, device: str) -> Path:
+    """The kind's file, converted from the model with weights in f16."""
+    path = work / kind.file
+    if path.exists():
+        return path
+    if kind.model == RANDOM:
+        program = str(Path(__file__).resolve().parent.parent / "inputs" / "random_model.py")
+        return _written([program, RANDOM], path, ["--exact", *kind.convert])
+    if kind.convert:
+        options = [*kind.convert, "--quick", "--device", device]
+        return _converted(made(Kind(kind.model, "f16 rows", kv="f16"), work, device), path, options)
+    options = ["--method", "none", "--outtype", "f16"]
+    if kind.model == "demo-hybrid":
+        return _converted(ROOT / "models" / kind.model, path, options)
+    return _converted(real_models.model_path(kind.model), path, options)
+
+
+def _converted(source: Path, path: Path, options: list[str]) -> Path:
+    return _written(["-m", "latentkv", "convert", str(source), "-o"], path, ["--no-plot", *options])
+
+
+def _written(program: list[str], path: Path, options: list[str]) -> Path:
+    partial = path.with_suffix(".part.gguf")
+    done = subprocess.run([sys.executable, *program, str(partial), *options], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"error: [agree] expected to write {path.name}; got {done.stderr.strip()[-300:]}")
+    partial.replace(path)
+    return path
+
+
+@dataclass
+class Sequence:
+    """One sequence at a depth: its rows, and what it says alone."""
+
+    state: bytes
+    tokens: list[int]  # all of its text; `depth` of them are in the state
+    depth: int
+    steps: list[Logits]  # of single tokens behind the state, [n_vocab] each
+    pieces: list[Logits]  # behind the steps: of the last token of each of PIECES, one after another
+
+
+class Depth:
+    """A session whose sequences have about the same length."""
+
+    def __init__(self, model: _core.Model, kv: str, text: list[int], depth: int, most: int) -> None:
+        room = depth + STEPS + sum(PIECES) + 32
+        options: dict[str, Any] = {"n_ctx": most * room, "n_seq_max": most, "prefill": "eager"}
+        self.session = _core.Session(model, **planned(model, options | ({"kv": kv} if kv else {})))
+        self.depth, self.text = depth, text
+        self.sequences: list[Sequence] = []
+
+    def alone(self, n: int, with_pieces: bool) -> None:
+        """Adds sequence n, which others' rows are not beside."""
+        depth = self.depth + n % 5
+        start = (n * 331) % (len(self.text) - depth - STEPS - sum(PIECES))
+        tokens = self.text[start : start + depth + STEPS + sum(PIECES)]
+        self.session.clear()
+        self.session.decode(tokens[:depth], output="none")
+        state = self.session.seq_state_bytes(0)
+        singles = STEPS + len(PIECES)  # beside another's piece a sequence goes on by a token
+        steps = [self.session.decode([token]).reshape(-1) for token in tokens[depth : depth + singles]]
+        sequence = Sequence(state, tokens, depth, steps, [])
+        self.sequences.append(sequence)
+        if not with_pieces:
+            return
+        self.session.clear()
+        self.session.set_seq_state(0, state)
+        at = depth
+        for length in (*[1] * STEPS, *PIECES):
+            logits = self.session.decode(tokens[at : at + length]).reshape(-1)
+            at += length
+            if at > depth + STEPS:
+                sequence.pieces.append(logits)
+
+    def together(self, n: int, pieces: tuple[int, ...]) -> dict[int, list[tuple[Logits, Logits]]]:
+        """Of n sequences: by the length of the piece, (got, alone) of every token that has logits."""
+        self.session.clear()
+        for s, sequence in enumerate(self.sequences[:n]):
+            self.session.set_seq_state(s, sequence.state)
+        found: dict[int, list[tuple[Logits, Logits]]] = {piece: [] for piece in PIECES}
+        at = [sequence.depth for sequence in self.sequences[:n]]
+        for step, piece in enumerate((*[1] * STEPS, *PIECES)):
+            tokens: list[int] = []
+            seq: list[int] = []
+            wanted: list[bool] = []
+            alone: list[Logits] = []
+            for s, sequence in enumerate(self.sequences[:n]):
+                length = piece if s == n - 1 else 1
+                tokens += sequence.tokens[at[s] : at[s] + length]
+                seq += [s] * length
+                wanted += [False] * (length - 1) + [True]
+                at[s] += length
+                own = step - STEPS if s == n - 1 else -1
+                alone.append(sequence.pieces[own] if own >= 0 else sequence.steps[step])
+            got = self.session.decode(tokens, seq=seq, output=wanted)
+            if piece in pieces:
+                found[piece] += list(zip(got, alone, strict=True))
+        return found
+
+
+def divergence(got: Logits, alone: Logits) -> float:
+    """Nats; infinite where anything is not finite."""
+    both = log_softmax(np.stack([got, alone]))
+    found = float(np.exp(both[1]) @ (both[1] - both[0]))
+    return found if np.isfinite(found) else float("inf")
+
+
+def measured(kind: Kind, args: argparse.Namespace) -> dict[str, Any]:
+    """Of one kind, in a process of its own: what it says alone, and its cells by depth."""
+    path = made(kind, args.work, args.device)
+    gpu = args.device == "cuda"
+    model = _core.Model(str(path), n_gpu_layers=99 if gpu else 0)
+    if kind.model == RANDOM:
+        text = np.random.default_rng(1).integers(0, model.n_vocab, 60000).tolist()
+    else:
+        text = model.tokenize(args.text.read_bytes())
+    most = max(args.sequences)
+    cells: dict[str, list[float]] = {}
+    alone: list[Logits] = []
+    for depth in DEPTHS:
+        at = Depth(model, kind.kv, text, depth, most)
+        if gpu and not at.session.implementations["latent_attn"].startswith("fused cuda"):
+            got = at.session.implementations
+            raise SystemExit(f"error: [agree] expected fused attention on the GPU; got {got}")
+        for n in range(most):
+            at.alone(n, n + 1 in args.sequences)
+        alone += [logits for sequence in at.sequences[:8] for logits in sequence.steps]
+        for n in args.sequences:
+            for piece, pairs in at.together(n, args.pieces).items():
+                if piece in args.pieces:
+                    with futures.ThreadPoolExecutor(4) as pool:
+                        found = list(pool.map(lambda pair: divergence(*pair), pairs))
+                    cells.setdefault(f"{n} {piece}", []).append(float(np.mean(found)))
+    np.save(args.work / f"alone-{kind.model}-{kind.name}.npy", np.stack(alone))
+    return {"model": kind.model, "kind": kind.name, "cells": cells, "share": share_of(model, kind.kv)}
+
+
+def share_of(model: _core.Model, kv: str) -> float:
+    """Bytes of a token as a share of f16's, at 32768 tokens."""
+    session = _core.Session(model, **planned(model, {"n_ctx": 32768} | ({"kv": kv} if kv else {})))
+    of = session.kv_bytes()
+    return float(of["per_token"] / of["f16_per_token"])
+
+
+def judged(results: list[dict[str, Any]], work: Path) -> list[dict[str, Any]]:
+    """A row a cell."""
+    rows = []
+    for result in results:
+        model = result["model"]
+        exact = next(of for of in results if of["model"] == model and of["kind"] == "f32 rows")
+        logits = [np.load(work / f"alone-{model}-{of['kind']}.npy") for of in (result, exact)]
+        cost = float(np.mean([divergence(a, b) for a, b in zip(*logits, strict=True)]))
+        for key, values in result["cells"].items():
+            n, piece = map(int, key.split())
+            allowed = LEAST + OF_ROUNDING * max(exact["cells"][key]) + OF_COST * cost
+            rows.append(
+                {
+                    "model": model,
+                    "kind": result["kind"],
+                    "sequences": n,
+                    "piece": piece,
+                    "kld": max(values),
+                    "by_depth": values,
+                    "rounding": max(exact["cells"][key]),
+                    "cost": cost,
+                    "allowed": allowed,
+                    "ok": bool(max(values) <= allowed),
+                }
+            )
+    return rows
+
+
+def table(rows: list[dict[str, Any]], sequences: tuple[int, ...]) -> list[dict[str, Any]]:
+    """A row a kind: of every number of sequences the largest divergence over the pieces."""
+    kinds = list(dict.fromkeys((row["model"], row["kind"]) for row in rows))
+    lines = []
+    for model, kind in kinds:
+        own = [row for row in rows if (row["model"], row["kind"]) == (model, kind)]
+        worst = {str(n): max(row["kld"] for row in own if row["sequences"] == n) for n in sequences}
+        off = sum(not row["ok"] for row in own)
+        lines.append({"model": model, "kind": kind, **worst, "cost": own[0]["cost"], "off": off})
+    return lines
+
+
+def parser() -> argparse.ArgumentParser:
+    of = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    of.add_argument("--work", type=Path, default=Path("build/agree"), help="files on the way")
+    of.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    of.add_argument("--models", default=",".join(dict.fromkeys(kind.model for kind in KINDS)))
+    of.add_argument("--kinds", default="", help="names of kinds (f32 rows always), with commas between")
+    of.add_argument("--text", type=Path, help="default: Python's language reference")
+    of.add_argument("--sequences", default=",".join(map(str, SEQUENCES)))
+    of.add_argument("--pieces", default=",".join(map(str, PIECES)))
+    of.add_argument("--jobs", type=int, default=4, help="kinds beside each other (default 4)")
+    of.add_argument("--save", metavar="NAME", help="bench/results/NAME.json")
+    of.add_argument("--out", type=Path, help="the same, anywhere")
+    of.add_argument("--one", type=int, metavar="N", help=argparse.SUPPRESS)
+    return of
+
+
+def main() -> int:
+    args = parser().parse_args()
+    args.sequences = tuple(map(int, args.sequences.split(",")))
+    args.pieces = tuple(map(int, args.pieces.split(",")))
+    args.work.mkdir(parents=True, exist_ok=True)
+    if args.text is None:
+        args.text = texts.write(args.work / "texts")[1]
+    if args.one is not None:
+        print(json.dumps(measured(KINDS[args.one], args)))
+        return 0
+    names = set(filter(None, args.kinds.split(","))) | {"f32 rows"}
+    wanted = [
+        at
+        for at, kind in enumerate(KINDS)
+        if kind.model in args.models.split(",") and (not args.kinds or kind.name in names)
+    ]
+    for model in args.models.split(","):
+        made(Kind(model, "f16 rows", kv="f16"), args.work, args.device)
+    results, failed = [], 0
+
+    def run(at: int) -> dict[str, Any] | str:
+        words = [sys.executable, __file__, *sys.argv[1:], "--text", str(args.text), "--one", str(at)]
+        done = subprocess.run(words, capture_output=True, text=True)
+        return done.stderr.strip()[-500:] if done.returncode else json.loads(done.stdout.splitlines()[-1])
+
+    with futures.ThreadPoolExecutor(args.jobs) as pool:
+        for at, result in zip(wanted, pool.map(run, wanted), strict=True):
+            if isinstance(result, str):
+                failed += 1
+                print(f"{KINDS[at].model} {KINDS[at].name}: {result}", file=sys.stderr, flush=True)
+            else:
+                results.append(result)
+    rows = judged(results, args.work)
+    lines = table(rows, args.sequences)
+    columns = [Column("model", "model"), Column("kind", "kind")]
+    columns += [Column(str(n), str(n), ".1e") for n in args.sequences]
+    columns += [Column("cost", "cost", ".1e"), Column("off", "cells off")]
+    print(" ".join(column.label for column in columns))
+    for line in lines:
+        print(" ".join(cell(line[column.key], column.format) for column in columns))
+    off = [row for row in rows if not row["ok"]]
+    for row in off[:20]:
+        print(json.dumps(row), file=sys.stderr)
+    out = args.out or (RESULTS / f"{args.save}.json" if args.save else None)
+    if out is not None:
+        name = cuda.ask_gpu("name") if args.device == "cuda" else "the CPU"
+        note = f"{name}; nats by which sequences that share a step differ from one alone, by their number."
+        command = "python bench/gpu/agree.py"
+        save(out, command=command, columns=columns, rows=lines, note=note, cells=rows)
+    print(f"{len(rows)} cells, {len(off)} off, {failed} kinds failed")
+    return int(bool(off) or failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
