@@ -35,14 +35,15 @@ def cpu_name() -> str:
 
 
 def commit() -> str:
-    """Short hash of the checked-out commit, `+` when the tree differs from it, `unknown` outside git."""
+    """Short hash of the checked-out commit, `+` when the tree differs from it; outside git what
+    LATENTKV_COMMIT says, else `unknown`."""
     try:
         head = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
         )
         diff = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", "native", "python", "tools"], cwd=ROOT)
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return os.environ.get("LATENTKV_COMMIT", "unknown")
     return head.stdout.strip() + ("+" if diff.returncode else "")
 
 
