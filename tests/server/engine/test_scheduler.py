@@ -380,7 +380,7 @@ def test_an_engine_outlives_a_call_that_fails(
             list(ticket)
         refused = errors.of(ticket.error or error)
         assert (refused.status, "\n" in refused.message) == (500, False)
-        assert errors.body(refused.status, refused.message)["error"]["type"] == "server_error"
+        assert errors.body(refused)["error"]["type"] == "server_error"
     assert not two.running
     assert two.session.n_cells_used() <= before
     assert capfd.readouterr().err.count("error: [engine] expected a step that runs; got") == 1
