@@ -327,16 +327,14 @@ class Scheduler:
         ticket.fail(error, self.outbox)
 
     def _end_all(self, batch: Batch, error: Exception) -> None:
-        """Ends the requests of a call that was left off. What their sequences held before it stays."""
+        """Ends the requests of a call that was left off. What the cache has of their prompts stays."""
         for part in batch.parts:
-            assert part.slot.job is not None
-            ticket = part.slot.job.ticket
-            self._finish(part.slot)
-            self.sequences.cut(part.slot, len(part.slot.tokens))
-            ticket.fail(error, self.outbox)
-        held = ((part.slot.tokens, self.session.seq_pos_max(part.slot.seq)) for part in batch.parts)
-        if any(len(tokens) != last + 1 for tokens, last in held):
-            self._clear(error)
+            slot, job = part.slot, part.slot.job
+            assert job is not None
+            known = slot.tokens + job.pending
+            self._finish(slot)
+            slot.tokens = known[: self.session.seq_pos_max(slot.seq) + 1]
+            job.ticket.fail(error, self.outbox)
 
     def _fail_all(self, batch: Batch, error: Exception) -> None:
         """Ends the requests of a call that failed. Others go on, and keep what they hold."""
@@ -344,15 +342,11 @@ class Scheduler:
             self._fail(part.slot, error)
         # rows of a sliding window may have gone before the call failed: then no sequence can be taken out
         if not all(self.session.seq_rm(part.slot.seq) for part in batch.parts):
-            self._clear(error)
-
-    def _clear(self, error: Exception) -> None:
-        """Ends all that run, and forgets all that any sequence holds."""
-        for slot in self.running:
-            self._fail(slot, error)
-        self.session.clear()
-        for slot in self.slots:
-            self.sequences.is_empty(slot)
+            for slot in self.running:
+                self._fail(slot, error)
+            self.session.clear()
+            for slot in self.slots:
+                self.sequences.is_empty(slot)
 
 
 def _said(error: StepError) -> StepError:
