@@ -1,4 +1,6 @@
 // Session.decode(): tokens of Python's in, rows of NumPy's out.
+#include <chrono>
+#include <exception>
 #include <numeric>
 #include <utility>
 
@@ -32,6 +34,51 @@ std::vector<uint8_t> output_mask(const py::object& output, size_t n) {
     }
     return mask;
 }
+
+// Whether this call is over, for who asks thousands of times a second: Session.interrupt(), or a signal that Python has for this
+// thread.
+class Stop {
+public:
+    explicit Stop(PySession& session) : session_(session), asked_(Clock::now()) {}
+
+    bool operator()() noexcept {
+        if (session_.interrupted) return true;
+        if (!may_be_signalled_ || Clock::now() - asked_ < std::chrono::milliseconds(100)) return false;
+        const Locked locked;
+        try {
+            or_sleep([this] { ask_python(); });
+        } catch (...) {
+            error_ = std::current_exception();
+        }
+        asked_ = Clock::now();
+        return error_ != nullptr;
+    }
+
+    // Throws what Python is to be told of a call that ended before its time.
+    void raise() {
+        if (error_ != nullptr) std::rethrow_exception(error_);
+        if (session_.interrupted.exchange(false)) {
+            const Locked locked;
+            PyErr_SetNone(PyExc_KeyboardInterrupt);
+            throw py::error_already_set();
+        }
+    }
+
+private:
+    using Clock = std::chrono::steady_clock;
+
+    // Signals are the main thread's. Others need not wait for the lock.
+    void ask_python() {
+        const py::object main = py::module_::import("threading").attr("main_thread")().attr("ident");
+        may_be_signalled_ = main.cast<unsigned long>() == PyThread_get_thread_ident();
+        if (may_be_signalled_ && PyErr_CheckSignals() != 0) throw py::error_already_set();
+    }
+
+    PySession& session_;
+    Clock::time_point asked_;
+    bool may_be_signalled_ = true;
+    std::exception_ptr error_;
+};
 
 }  // namespace
 
@@ -74,6 +121,7 @@ py::array_t<float> decode(PySession& self, const std::vector<int32_t>& tokens,
         return rows.mutable_data();
     };
     self.interrupted = false;
+    Stop stop(self);
     {
         const Unlocked unlocked;
         const auto between = [&] {
@@ -81,16 +129,18 @@ py::array_t<float> decode(PySession& self, const std::vector<int32_t>& tokens,
             if (!part.is_none()) {
                 or_sleep([&] { take(std::exchange(part, py::none())); });
             }
-            if (self.interrupted.exchange(false)) {
-                PyErr_SetNone(PyExc_KeyboardInterrupt);
-                throw py::error_already_set();
-            }
+            stop.raise();
             if (or_sleep(PyErr_CheckSignals) != 0) {
                 throw py::error_already_set();
             }
         };
-        self.session.decode(tokens, positions, sequences, mask, room, between, n_ahead,
-                            states ? lkv::Result::states : lkv::Result::logits);
+        try {
+            self.session.decode(tokens, positions, sequences, mask, room, between, n_ahead,
+                                states ? lkv::Result::states : lkv::Result::logits, std::ref(stop));
+        } catch (const lkv::Error&) {
+            stop.raise();
+            throw;
+        }
     }
     return result;
 }

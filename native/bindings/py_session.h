@@ -19,7 +19,7 @@ struct PySession {
     bool is_inherited_from_gpu() const { return forks != lkv::forks() && session.model().on_gpu(); }
 };
 
-// Runs tokens, without the GIL, with default positions and Ctrl-C between ubatches. Returns rows [n_outputs, n_vocab or n_embd], or hands
+// Runs tokens, without the GIL, with default positions; Ctrl-C ends it. Returns rows [n_outputs, n_vocab or n_embd], or hands
 // each ubatch's to `take`.
 pybind11::array_t<float> decode(PySession& self, const std::vector<int32_t>& tokens,
                                 const std::optional<std::vector<int32_t>>& pos,

@@ -223,7 +223,8 @@ class Session:
         leaves the recent window on their account.
         Raises Error when the cache is full, before anything runs (require_room)."""
     def interrupt(self) -> None:
-        """Async-signal-safe: the running decode() stops after its ubatch and raises KeyboardInterrupt."""
+        """Async-signal-safe: the running decode() raises KeyboardInterrupt. Of the ubatch that a CPU computes
+        nothing stays; a GPU, and eviction, end theirs first."""
     @property
     def window(self) -> int:
         """The longest window of layers that hold their window only, in tokens; 0: all hold the context."""

@@ -80,7 +80,8 @@ class StopMatcher:
 
 
 def stop_list(stop: str | Sequence[str] | None) -> list[str]:
-    """The `stop` argument of the completion calls as a list."""
+    """The `stop` argument of the completion calls as a list. Empty strings, what clients make of an empty
+    field, are left out, as by llama.cpp."""
     if stop is None:
         return []
     if not isinstance(stop, str) and not is_texts(stop):
@@ -88,7 +89,7 @@ def stop_list(stop: str | Sequence[str] | None) -> list[str]:
     found = [stop] if isinstance(stop, str) else list(stop)
     for each in found:
         utf8(each, "stop")
-    return found
+    return [each for each in found if each]
 
 
 def is_texts(value: object) -> bool:

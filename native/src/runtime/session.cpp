@@ -8,6 +8,26 @@
 
 namespace lkv {
 
+namespace {
+
+// Asks `stop` after each node of what the CPU computes while this lives.
+class StopBetweenNodes {
+public:
+    StopBetweenNodes(ggml_backend_t cpu, const std::function<bool()>* stop) : cpu_(cpu), stop_(stop) {
+        const auto asked = [](void* self) { return (*static_cast<StopBetweenNodes*>(self)->stop_)(); };
+        if (stop != nullptr && *stop) ggml_backend_cpu_set_abort_callback(cpu_, asked, this);
+    }
+    ~StopBetweenNodes() { ggml_backend_cpu_set_abort_callback(cpu_, nullptr, nullptr); }
+    StopBetweenNodes(const StopBetweenNodes&) = delete;
+    StopBetweenNodes& operator=(const StopBetweenNodes&) = delete;
+
+private:
+    ggml_backend_t cpu_;
+    const std::function<bool()>* stop_;
+};
+
+}  // namespace
+
 void Session::check_batch(std::span<const int32_t> tokens, std::span<const int32_t> pos,
                           std::span<const int32_t> seq) const {
     const HParams& h = model_->hparams();
@@ -42,8 +62,10 @@ void Session::decode(std::span<const int32_t> tokens, std::span<const int32_t> p
 
 void Session::decode(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
                      std::span<const uint8_t> output, const ResultRoom& room,
-                     const std::function<void()>& between_ubatches, int n_ahead, Result result) {
+                     const std::function<void()>& between_ubatches, int n_ahead, Result result,
+                     const std::function<bool()>& stop) {
     check_batch(tokens, pos, seq);
+    const StopBetweenNodes stops(backend_.get(), cache_.placement().eviction() == nullptr ? &stop : nullptr);
     const int n_sure = static_cast<int>(tokens.size()) - n_ahead;
     if (n_ahead < 0 || n_sure < 0) {
         fail("decode", "expected 0 to ", tokens.size(), " guesses among as many tokens; got ", n_ahead);

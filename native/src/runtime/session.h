@@ -47,10 +47,13 @@ public:
     // The same for callers without room for all logits: room(n) is asked for [n, n_vocab] floats before each ubatch.
     // n_ahead: the last n_ahead tokens, of one sequence, are guesses that seq_rm may remove again: no token leaves the recent window
     // because of them. result: rows are logits, or hidden states [n, n_embd].
+    // stop: asked on this thread while the CPU computes a ubatch, often; where it says true the call ends with an Error, and of this
+    // ubatch nothing stays. Not asked under eviction, whose attention has counted by then. It must not throw.
     using ResultRoom = std::function<float*(size_t n)>;
     void decode(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
                 std::span<const uint8_t> output, const ResultRoom& room,
-                const std::function<void()>& between_ubatches = {}, int n_ahead = 0, Result result = Result::logits);
+                const std::function<void()>& between_ubatches = {}, int n_ahead = 0, Result result = Result::logits,
+                const std::function<bool()>& stop = {});
 
     const Placement& placement() const { return cache_.placement(); }
     Placement& placement() { return cache_.placement(); }

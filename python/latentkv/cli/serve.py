@@ -143,6 +143,7 @@ def _serving(args: argparse.Namespace) -> Serving:
         args.pooling,
         args.embd_normalize,
         path=str(args.model),
+        strict_model=args.strict_model,
     )
     serving.recall()
     return serving
@@ -268,6 +269,11 @@ def _add_server(group: Any) -> None:
     )
     group.add_argument(
         "-a", "--alias", type=text, default="", metavar="NAME", help="name of the model in the API"
+    )
+    group.add_argument(
+        "--strict-model",
+        action="store_true",
+        help="answer requests for other models with 404 (default: the model answers to any name)",
     )
     group.add_argument(
         "--api-key", action="append", type=text, metavar="KEY", help="require this key; may be repeated"

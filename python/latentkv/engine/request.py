@@ -36,6 +36,17 @@ class StepError(LatentKVError):
         return found
 
 
+class TooLong(LatentKVError):
+    """A prompt that leaves no token to answer. n_tokens: what it has, or has at least; n_ctx: the tokens that
+    a prompt and its answer may have."""
+
+    def __init__(self, n_tokens: int, n_ctx: int, got: str) -> None:
+        hint = "shorten it, or raise -c / n_ctx"
+        super().__init__(f"[context] expected a prompt of at most {n_ctx - 1} tokens; got {got}; {hint}")
+        self.n_tokens, self.n_ctx, self.hint = n_tokens, n_ctx, hint
+        self.is_counted = got == str(n_tokens)
+
+
 @dataclass(frozen=True)
 class Request:
     """A prompt and how to go on from it. `max_tokens` -1: as many as there is room for; 0: none.

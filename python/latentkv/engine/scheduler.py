@@ -24,14 +24,14 @@ from latentkv.engine.admission import Admission
 from latentkv.engine.batch import Batch, Part
 from latentkv.engine.counters import Counters
 from latentkv.engine.outbox import Outbox
-from latentkv.engine.request import StepError, Ticket
+from latentkv.engine.request import StepError, Ticket, TooLong
 from latentkv.engine.reuse import Reuse
 from latentkv.engine.room import Room, age
 from latentkv.engine.sequences import Sequences
 from latentkv.engine.shift import Shift
 from latentkv.engine.slot import Job, Slot, drawn
 from latentkv.engine.store import PrefixStore
-from latentkv.errors import LatentKVError, expected
+from latentkv.errors import expected
 from latentkv.generate.writer import Piece
 
 if TYPE_CHECKING:
@@ -97,11 +97,7 @@ class Scheduler:
     def check_length(self, count: int) -> None:
         """Raises LatentKVError for a prompt of so many tokens that none is left to answer."""
         if count >= self.n_ctx_seq:
-            raise self.too_long(f"{count}")
-
-    def too_long(self, got: str) -> LatentKVError:
-        hint = "shorten it, or raise -c / n_ctx"
-        return expected("context", f"a prompt of at most {self.n_ctx_seq - 1} tokens", got, hint)
+            raise TooLong(count, self.n_ctx_seq, f"{count}")
 
     def submit(self, ticket: Ticket) -> None:
         self.waiting.append(ticket)
@@ -133,7 +129,7 @@ class Scheduler:
         try:
             rows = self._decode(batch)
         except KeyboardInterrupt:  # of leave_off()
-            self._fail_all(batch, self._why)
+            self._end_all(batch, self._why)
             return
         except Exception as error:
             self._fail_all(batch, _said(StepError.of(error)))
@@ -240,8 +236,8 @@ class Scheduler:
         return count
 
     def leave_off(self, why: Exception | None = None) -> None:
-        """Ends a decode call that reads prompts, with an error or because its requests are cancelled: a long
-        prompt takes minutes. Any thread may call it."""
+        """Ends a decode call that reads prompts, with an error or because its requests are cancelled: a call
+        takes seconds, and that of a long prompt minutes. Any thread may call it."""
         if self._read_for and (why is not None or all(ticket.cancelled for ticket in self._read_for)):
             self._why = why or StepError("[engine] expected requests; got none that is wanted")
             self.session.interrupt()
@@ -329,6 +325,16 @@ class Scheduler:
         self._finish(slot)
         self.sequences.forget(slot)
         ticket.fail(error, self.outbox)
+
+    def _end_all(self, batch: Batch, error: Exception) -> None:
+        """Ends the requests of a call that was left off. What the cache has of their prompts stays."""
+        for part in batch.parts:
+            slot, job = part.slot, part.slot.job
+            assert job is not None
+            known = slot.tokens + job.pending
+            self._finish(slot)
+            slot.tokens = known[: self.session.seq_pos_max(slot.seq) + 1]
+            job.ticket.fail(error, self.outbox)
 
     def _fail_all(self, batch: Batch, error: Exception) -> None:
         """Ends the requests of a call that failed. Others go on, and keep what they hold."""

@@ -19,6 +19,7 @@ from latentkv.server.answering import Answering, Inbox, unless_gone, wholes
 from latentkv.server.body import Route
 from latentkv.server.completions import timings_of, usage_of
 from latentkv.server.events import EventStream, dumped
+from latentkv.server.left_out import readable
 from latentkv.server.schemas import ChatBody
 from latentkv.server.serving import Serving, serving_of
 
@@ -72,13 +73,14 @@ def remember(prompt: ChatPrompt, answer: Answering, message: dict[str, Any]) -> 
 
 def asked(body: ChatBody, serving: Serving) -> tuple[ChatPrompt, list[Request]]:
     """The prompt, and one request for each of n answers."""
-    serving.check_messages(body.messages)
+    messages = readable(body.messages)
+    serving.check_messages(messages)
     serving.check_length(len(json.dumps(body.tools or body.functions or ())))
     sampling = body.sampling(serving.sampling)
     prompt = chat_request(
         serving.model,
         serving.template,
-        body.messages,
+        messages,
         body.use(),
         sampling.grammar,
         body.response_format,

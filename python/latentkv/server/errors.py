@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from latentkv.engine.engine import Closed
-from latentkv.engine.request import StepError
+from latentkv.engine.request import StepError, TooLong
 from latentkv.errors import LatentKVError
 
 _TYPES = {
@@ -33,24 +33,35 @@ _ANTHROPIC_TYPES = {
 
 
 MAX_MESSAGE = 2000  # characters
+TOO_LONG = "context_length_exceeded"
 
 
 class Refused(Exception):
     """Refuses a request with this status and message."""
 
-    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        anthropics: str | None = None,
+    ) -> None:
+        """anthropics: the message in Anthropic's words, where its clients look for them."""
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
+        self.anthropics = anthropics or message
 
 
-def body(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": shown(message), "type": kind, "param": param, "code": code}}
+def body(error: Refused) -> dict[str, Any]:
+    kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
+    told = {"message": shown(error.message), "type": kind, "param": error.param, "code": error.code}
+    return {"error": told}
 
 
-def anthropic_body(status: int, message: str) -> dict[str, Any]:
-    kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": shown(message)}}
+def anthropic_body(error: Refused) -> dict[str, Any]:
+    kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": shown(error.anthropics)}}
 
 
 def shown(message: str) -> str:
@@ -61,14 +72,11 @@ def shown(message: str) -> str:
     return message.encode(errors="backslashreplace").decode()
 
 
-def response(
-    path: str, status: int, message: str, param: str | None = None, code: str | None = None
-) -> JSONResponse:
+def response(path: str, error: Refused) -> JSONResponse:
     """The error response in the shape of the route."""
-    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
-    if path == "/v1/messages" or path.startswith("/v1/messages/"):
-        return JSONResponse(anthropic_body(status, message), status, headers)
-    return JSONResponse(body(status, message, param, code), status, headers)
+    headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
+    is_anthropics = path == "/v1/messages" or path.startswith("/v1/messages/")
+    return JSONResponse(anthropic_body(error) if is_anthropics else body(error), error.status, headers)
 
 
 def of(error: Exception) -> Refused:
@@ -81,13 +89,23 @@ def of(error: Exception) -> Refused:
         return Refused(400, "[body] expected values that are not so deep; got too many levels")
     if isinstance(error, StepError) and not error.is_asked_for:
         return Refused(500, str(error))
+    if isinstance(error, TooLong):
+        return _too_long(error)
     if isinstance(error, LatentKVError):
         message = str(error)
         if message.startswith("[memory]"):
             return Refused(500, message)
         is_long = message.startswith("[context]")
-        return Refused(400, message, code="context_length_exceeded" if is_long else None)
+        return Refused(400, message, code=TOO_LONG if is_long else None)
     return Refused(500, f"{type(error).__name__}: {error}")
+
+
+def _too_long(error: TooLong) -> Refused:
+    """In words by which agents shorten a conversation and go on."""
+    openais = f"{error}; this model's maximum context length is {error.n_ctx} tokens"
+    counted = f"{'' if error.is_counted else 'at least '}{error.n_tokens} tokens"
+    anthropics = f"prompt is too long: {counted} > {error.n_ctx - 1} maximum"
+    return Refused(400, openais, None, TOO_LONG, f"{anthropics}; [context] {error.hint}")
 
 
 def install(app: FastAPI) -> None:
@@ -98,26 +116,27 @@ def install(app: FastAPI) -> None:
         if kinds := _kinds(found):
             name = str(first["loc"][1])
             got = error.body.get(name) if isinstance(error.body, Mapping) else error.body
-            return response(path, 400, f"[{name}] expected {' or '.join(kinds)}; got {_short(got)}", name)
+            said = f"[{name}] expected {' or '.join(kinds)}; got {_short(got)}"
+            return response(path, Refused(400, said, name))
         param = ".".join(str(part) for part in first["loc"][1:]) or None
         if first["type"] == "extra_forbidden":
-            return response(path, 400, f"[{param}] expected a parameter that exists; got {param}", param)
-        return response(path, 400, f"[{param or 'body'}] {_complaint(first)}", param)
+            said = f"[{param}] expected a parameter that exists; got {param}"
+            return response(path, Refused(400, said, param))
+        return response(path, Refused(400, f"[{param or 'body'}] {_complaint(first)}", param))
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
-        return response(request.url.path, error.status_code, _no_route(request, error))
+        return response(request.url.path, Refused(error.status_code, _no_route(request, error)))
 
     @app.exception_handler(Refused)
     async def refused(request: Request, error: Refused) -> JSONResponse:
-        return response(request.url.path, error.status, error.message, error.param, error.code)
+        return response(request.url.path, error)
 
     @app.exception_handler(LatentKVError)
     @app.exception_handler(RecursionError)
     @app.exception_handler(Exception)
     async def other(request: Request, error: Exception) -> JSONResponse:
-        found = of(error)
-        return response(request.url.path, found.status, found.message, found.param, found.code)
+        return response(request.url.path, of(error))
 
 
 def _complaint(first: Mapping[str, Any]) -> str:

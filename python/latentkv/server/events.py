@@ -4,8 +4,8 @@ client."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,7 +18,7 @@ from latentkv.generate.writer import Piece
 from latentkv.server import errors
 from latentkv.server.answering import Answering, Inbox, until_gone
 
-PING_S = 10
+PING_S = 10  # the longest that a stream says nothing: clients and proxies leave one that is silent for longer
 
 
 class Shape(Protocol):
@@ -37,18 +37,18 @@ def named(event: dict[str, Any]) -> str:
 
 
 def _failed(error: errors.Refused) -> list[str]:
-    return [dumped(errors.body(error.status, error.message, error.param, error.code))]
+    return [dumped(errors.body(error))]
 
 
 @dataclass(frozen=True)
 class Wire:
-    """How events are written: the prefix of each line, errors, the last line, and the comment that keeps a
-    waiting connection alive."""
+    """How events are written: the prefix of each line, errors, the last line, and what is said while there is
+    nothing to say: a comment, or an event of the interface."""
 
     before: str = "data: "
     failed: Callable[[errors.Refused], Sequence[str]] = _failed
     last: Sequence[str] = ("[DONE]",)
-    ping: Sequence[str] = ()
+    ping: str = ": ping\n\n"
 
 
 class EventStream(Response):
@@ -71,17 +71,19 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._answers, self._shapes, self._inbox = answers, shapes, inbox
         self._begin, self._end, self._wire = begin, end, wire
+        self._next_ping = time.monotonic() + PING_S
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         writing = asyncio.ensure_future(self._write(send))
         gone = asyncio.ensure_future(until_gone(receive))
+        waking = asyncio.ensure_future(self._wake())
         try:
             await asyncio.wait({writing, gone}, return_when=asyncio.FIRST_COMPLETED)
             if writing.done():
                 writing.result()
         finally:
-            gone.cancel()
-            writing.cancel()
+            for each in (gone, waking, writing):
+                each.cancel()
             for answer in self._answers:
                 answer.cancel()
 
@@ -107,12 +109,22 @@ class EventStream(Response):
         await self._send(send, self._wire.last, more=False)
 
     async def _taken(self, send: Send) -> list[tuple[int, Piece | None]]:
-        while self._wire.ping:
-            with contextlib.suppress(asyncio.TimeoutError):
-                return await asyncio.wait_for(self._inbox.take(), PING_S)
-            await self._send(send, self._wire.ping)
-        return await self._inbox.take()
+        """What has arrived. A ping is due while nothing arrives, and where it has no text yet."""
+        items = await self._inbox.take()
+        if time.monotonic() >= self._next_ping:
+            await self._say(send, self._wire.ping)
+        return items
+
+    async def _wake(self) -> None:
+        """Wakes who waits for pieces when a ping is due. One timer, not one for every piece."""
+        while True:
+            await asyncio.sleep(max(self._next_ping - time.monotonic(), PING_S / 100))
+            if time.monotonic() >= self._next_ping:
+                self._inbox.wake()
 
     async def _send(self, send: Send, lines: Sequence[str], more: bool = True) -> None:
-        body = "".join([f"{self._wire.before}{line}\n\n" for line in lines]).encode()
-        await send({"type": "http.response.body", "body": body, "more_body": more})
+        await self._say(send, "".join([f"{self._wire.before}{line}\n\n" for line in lines]), more)
+
+    async def _say(self, send: Send, text: str, more: bool = True) -> None:
+        await send({"type": "http.response.body", "body": text.encode(), "more_body": more})
+        self._next_ping = time.monotonic() + PING_S

@@ -37,23 +37,25 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        if scope["method"] == "HEAD":  # GET, whose body the server that runs this leaves out
+            scope = {**scope, "method": "GET"}
         headers, path = Headers(scope=scope), scope["path"]
         if not self._is_called_by_name(headers.get("host")):
             got = headers["host"][:255]
             said = f"[host] expected a name of this server; got {got!r}; allow it with --allowed-hosts"
-            await errors.response(path, 403, said)(scope, receive, send)
+            await errors.response(path, errors.Refused(403, said))(scope, receive, send)
             return
         if not self._is_at_home(headers):
             said = f"[origin] expected a page of this server; got {headers['origin']}; allow it with --cors"
-            await errors.response(path, 403, said)(scope, receive, send)
+            await errors.response(path, errors.Refused(403, said))(scope, receive, send)
             return
         if not self._may(path, scope["method"], headers):
-            refusal = errors.response(path, 401, "expected a valid API key", code="invalid_api_key")
-            await refusal(scope, receive, send)
+            refusal = errors.Refused(401, "expected a valid API key", code="invalid_api_key")
+            await errors.response(path, refusal)(scope, receive, send)
             return
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > self.max_bytes:
-            await errors.response(path, 413, self._limit())(scope, receive, send)
+            await errors.response(path, errors.Refused(413, self._limit()))(scope, receive, send)
             return
         seen = 0
 

@@ -69,6 +69,7 @@ def _limit(name: str, value: int | None, least: int, default: int = -1) -> int:
 class StreamOptions(Body):
     include_usage: bool = False
     include_obfuscation: bool = False  # would pad chunks; False is all there is
+    reasoning_summary_delivery: str | None = None  # thoughts come whole, without a summary
 
 
 class Sampling(LlamaFields, Body):
@@ -133,8 +134,6 @@ class Sampled(Sampling, Ignored):
 
     def stops(self) -> list[str]:
         found = stop_list(self.stop)
-        if any(not each for each in found):
-            raise expected("stop", "strings of at least one character", "''")
         if len(found) > MAX_STOPS:
             raise expected("stop", f"at most {MAX_STOPS} strings", len(found))
         if (longest := max(map(len, found), default=0)) > MAX_STOP_LENGTH:

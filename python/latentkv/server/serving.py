@@ -16,7 +16,7 @@ from latentkv.chat.memory import AnswerMemory
 from latentkv.chat.messages import content_text
 from latentkv.chat.template import ChatTemplate
 from latentkv.engine.engine import Engine
-from latentkv.engine.request import Request
+from latentkv.engine.request import Request, TooLong
 from latentkv.engine.scheduler import Scheduler
 from latentkv.errors import LatentKVError
 from latentkv.generate.completion import prompt_tokens
@@ -40,8 +40,14 @@ class Serving:
     memory: AnswerMemory = field(default_factory=AnswerMemory)
     path: str = ""  # path of the model's file
     created: int = field(default_factory=lambda: int(time.time()))
+    strict_model: bool = False
 
     def check_model(self, asked: str | None) -> None:
+        """As in llama.cpp's server the one model answers to any name, unless it is strict."""
+        if self.strict_model:
+            self.check_name(asked)
+
+    def check_name(self, asked: str | None) -> None:
         if asked not in (None, "", "default", self.name):
             message = f"[model] expected {self.name} or default; got {asked}; serve with --alias to rename it"
             raise errors.Refused(404, message, "model", "model_not_found")
@@ -81,13 +87,16 @@ class Serving:
         """Raises LatentKVError for a text that no context can hold, before it is tokenized: that takes
         seconds for megabytes."""
         if n_bytes > self.scheduler.n_ctx_seq * self.longest_piece:
-            raise self.scheduler.too_long(f"a text of {n_bytes} bytes")
+            raise self._too_long(-(-n_bytes // self.longest_piece), f"a text of {n_bytes} bytes")
 
     def check_messages(self, messages: Sequence[Mapping[str, Any]]) -> None:
         """The same for a chat, before its template is rendered."""
         if len(messages) > self.scheduler.n_ctx_seq:
-            raise self.scheduler.too_long(f"{len(messages)} messages")
+            raise self._too_long(len(messages), f"{len(messages)} messages")
         self.check_length(sum(len(content_text(message.get("content"))) for message in messages))
+
+    def _too_long(self, n_tokens: int, got: str) -> TooLong:
+        return TooLong(n_tokens, self.scheduler.n_ctx_seq, got)
 
     @cached_property
     def longest_piece(self) -> int:

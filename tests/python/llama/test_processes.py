@@ -191,6 +191,25 @@ def test_ctrl_c_ends_a_call_and_the_model_goes_on(plain_gguf: Path) -> None:
     )
 
 
+def test_ctrl_c_does_not_wait_for_the_end_of_a_ubatch(plain_gguf: Path) -> None:
+    """Of one that it ends, nothing stays; the tokens before it do."""
+    ends(
+        """
+        llama = Llama(path, n_ctx=8192, n_batch=8192, n_ubatch=8192, n_threads=1)
+        llama.eval([5, 6, 7])
+        threading.Timer(.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        begin = time.perf_counter()
+        try:
+            llama.eval([9] * 8000)
+        except KeyboardInterrupt:
+            assert llama.n_tokens == 3, llama.n_tokens
+        else:
+            raise AssertionError(f"it ended after {time.perf_counter() - begin} s")
+        """,
+        plain_gguf,
+    )
+
+
 def test_an_engine_is_not_inherited() -> None:
     """Its thread is not in the child: whoever asks is told, and does not wait."""
     code = """

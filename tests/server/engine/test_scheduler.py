@@ -149,6 +149,40 @@ def test_a_cancelled_answer_ends_within_a_step(model: Any) -> None:
     assert [second.progress.completion_tokens, third.progress.completion_tokens] == [20, 5]
 
 
+@pytest.mark.parametrize("cache", [{}, {"kv": "q4", "sink": 4, "recent": 32}], ids=["no window", "window"])
+def test_what_was_read_stays_when_who_asked_leaves(model: Any, cache: dict[str, Any]) -> None:
+    """Before the step that is left off. Whoever asks next goes on from it."""
+    one = scheduler(model, 1, 4096, cache={"n_ubatch": 1024, **cache}, n_batch=1024)
+    ticket = asked(model, TEXT[:12000], 4)
+    assert len(ticket.request.prompt) > 2048
+    one.submit(ticket)
+    one.step()
+    n_read = len(one.slots[0].tokens)
+    assert 0 < n_read <= 1024
+    has_begun, decode = threading.Event(), one._decode
+
+    def watched(batch: Any) -> Any:
+        has_begun.set()
+        return decode(batch)
+
+    one._decode = watched  # type: ignore[method-assign]
+    thread = threading.Thread(target=one.step)
+    thread.start()
+    has_begun.wait()
+    ticket.cancel()
+    while thread.is_alive():
+        one.leave_off()
+        thread.join(0.001)
+    one._decode = decode  # type: ignore[method-assign]
+    assert not one.running
+    assert len(one.slots[0].tokens) == n_read == one.session.seq_pos_max(0) + 1
+    again = asked(model, TEXT[:12000], 4)
+    said = run(one, again)
+    assert again.progress.timings.cached_n == n_read
+    alone = scheduler(model, 1, 4096, cache={"n_ubatch": 1024, **cache}, n_batch=1024)
+    assert said == run(alone, asked(model, TEXT[:12000], 4))
+
+
 def test_a_prompt_that_nobody_waits_for_is_not_read_to_its_end(model: Any) -> None:
     one = scheduler(model, 1, 4096, cache=LAZY)
     ticket = asked(model, TEXT[:8000], 4)
@@ -380,7 +414,7 @@ def test_an_engine_outlives_a_call_that_fails(
             list(ticket)
         refused = errors.of(ticket.error or error)
         assert (refused.status, "\n" in refused.message) == (500, False)
-        assert errors.body(refused.status, refused.message)["error"]["type"] == "server_error"
+        assert errors.body(refused)["error"]["type"] == "server_error"
     assert not two.running
     assert two.session.n_cells_used() <= before
     assert capfd.readouterr().err.count("error: [engine] expected a step that runs; got") == 1

@@ -91,7 +91,6 @@ def test_norms(http: Any, norm: int, size: Callable[[Any], float]) -> None:
         ({"input": "a", "embd_normalize": -2}, 400, "embd_normalize"),
         ({"input": "a", "embd_normalize": 10**30}, 400, "embd_normalize"),
         ({"input": "a", "pooling": "mean"}, 400, "pooling"),
-        ({"input": "a", "model": "other"}, 404, "other"),
     ],
 )
 def test_what_is_refused(http: Any, body: dict[str, Any], status: int, said: str) -> None:

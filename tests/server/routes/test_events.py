@@ -45,15 +45,33 @@ def written(wire: Wire, pieces: list[tuple[float, Piece | None]]) -> str:
     return asyncio.run(run())
 
 
-def test_a_client_that_waits_is_pinged(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ping", ["event: ping\ndata: {}\n\n", Wire().ping])
+def test_a_client_that_waits_is_told_so(monkeypatch: pytest.MonkeyPatch, ping: str) -> None:
     monkeypatch.setattr(events, "PING_S", 0.2)
     pieces = [(0.5, Piece("one")), (0.01, Piece("two")), (0.3, Piece("three", (), "stop"))]
-    wire = Wire("event: ", last=(), ping=("ping\ndata: {}",))
-    names = [each.split("\n")[0] for each in written(wire, pieces).strip().split("\n\n")]
-    assert names == [f"event: {each}" for each in ("begins", "ping", "ping", "says", "says", "ping", "says")]
-    quiet = written(Wire("event: ", last=()), pieces)
-    assert "ping" not in quiet
-    assert quiet.count("event: ") == 4
+    said = written(Wire("event: ", last=(), ping=ping), pieces).strip().split("\n\n")
+    first = ping.split("\n")[0]
+    assert [each.split("\n")[0] for each in said] == [
+        *("event: begins", first, first, "event: says", "event: says", first, "event: says")
+    ]
+
+
+def test_the_comment_is_no_event() -> None:
+    from openai._streaming import SSEDecoder
+
+    decoder = SSEDecoder()
+    lines = f"{Wire().ping}data: 5\n".splitlines()
+    assert [decoder.decode(line) for line in lines] == [None] * len(lines)
+    assert decoder.decode("").data == "5"
+
+
+def test_pieces_without_a_text_are_no_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "PING_S", 0.1)
+    monkeypatch.setattr(SHAPE, "lines", lambda piece: [piece.text] if piece.finish_reason else [])
+    pieces = [*((0.04, Piece("held")) for _ in range(10)), (0.0, Piece("all", (), "stop"))]
+    said = written(Wire(last=()), pieces)
+    assert 2 <= said.count(Wire().ping) <= 4
+    assert said.endswith("data: all\n\n")
 
 
 def test_an_error_ends_a_stream_in_the_words_of_its_interface() -> None:

@@ -163,13 +163,13 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({}, "input"),
     ({"input": "x", "max_output_tokens": 0}, "[max_output_tokens]"),
     ({"input": "x", "max_tokens": 5}, "max_tokens"),
-    ({"input": "x", "tools": [{"type": "web_search"}]}, "web_search"),
+    ({"input": "x", "tools": [{"type": "web_search"}], "tool_choice": "required"}, "[tool_choice]"),
+    ({"input": "x", "tools": [{"type": ["web_search"]}]}, "[tools]"),
     ({"input": "x", "tools": [{"type": "function"}]}, "[tools]"),
     ({"input": "x", "tools": [WEATHER], "tool_choice": {"type": "file_search"}}, "file_search"),
     ({"input": "x", "tool_choice": "required"}, "[tool_choice]"),
     ({"input": "x", "text": {"format": {"type": "grammar"}}}, "[response_format]"),
     ({"input": "x", "previous_response_id": "resp_1"}, "[previous_response_id]"),
-    ({"input": "word " * 9000}, "[context]"),
 ]
 
 

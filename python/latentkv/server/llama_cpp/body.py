@@ -83,9 +83,6 @@ class NativeBody(Sampled):
             wanted = f"n_probs times n_predict of at most {MAX_RIVALS}, or a stream"
             raise expected("n_probs", wanted, count)
 
-    def stops(self) -> list[str]:
-        return [] if not self.stop else super().stops()
-
     def drawn(self, model: _core.Model, defaults: SamplingOptions, choice: int = 0) -> SamplingOptions:
         """sampling() with llama.cpp's own options. A schema takes precedence over an empty grammar."""
         options = self.model_copy(update={"logit_bias": None}).sampling(defaults, choice)

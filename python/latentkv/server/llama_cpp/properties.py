@@ -40,7 +40,7 @@ async def models(serving: Served) -> dict[str, Any]:
 
 @router.get("/v1/models/{name:path}")
 async def model(name: str, serving: Served) -> dict[str, Any]:
-    serving.check_model(name)
+    serving.check_name(name)
     return _model(serving)
 
 

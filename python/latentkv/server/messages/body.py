@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field
 from latentkv.errors import expected
 from latentkv.server.fields import unless_null
 from latentkv.server.messages.blocks import messages_of
+from latentkv.server.messages.tools import functions
 from latentkv.server.schemas import Body, ChatBody, Sampling
 
 
@@ -17,7 +18,8 @@ class Thinking(Body):
 
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
     budget_tokens: int | None = None
-    display: Literal["summarized", "omitted"] | None = None
+    block_binding: Any = None  # thoughts are not signed
+    display: Literal["summarized", "omitted", "updates"] | None = None
 
 
 class ToolChoice(Body):
@@ -29,14 +31,19 @@ class ToolChoice(Body):
 class OutputConfig(Body):
     effort: str | None = None
     format: dict[str, Any] | None = None
+    task_budget: dict[str, Any] | None = None  # is not enforced either
 
 
 class MessagesIgnored(BaseModel):
-    """Parameters of Anthropic's service that change no answer. No context is edited."""
+    """Parameters of Anthropic's service that change no answer. No context is edited, and no other model
+    answers."""
 
+    billing_policy: str | None = None
     cache_control: dict[str, Any] | None = None
     context_management: dict[str, Any] | None = None
     diagnostics: dict[str, Any] | None = None
+    fallback_credit_token: str | None = None
+    fallbacks: list[dict[str, Any]] | str | None = None
     inference_geo: str | None = None
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
@@ -73,7 +80,7 @@ class CountBody(Sampling, MessagesIgnored, MessagesRefused):
             **more,
             messages=messages_of(self.messages, self.system),
             continue_final_message=self.messages[-1].get("role") == "assistant",
-            tools=None if self.tools is None else [_tool(tool) for tool in self.tools],
+            tools=None if self.tools is None else functions(self.tools),
             tool_choice=None if choice is None else _tool_choice(choice),
             parallel_tool_calls=False if choice is not None and choice.disable_parallel_tool_use else None,
             response_format=_response_format(config.format),
@@ -98,13 +105,6 @@ class MessagesBody(CountBody):
     @property
     def omits_thoughts(self) -> bool:
         return self.thinking is not None and self.thinking.display == "omitted"
-
-
-def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    if tool.get("type") not in (None, "custom"):
-        raise expected("tools", "tools with an input_schema, which the client runs", repr(tool["type"]))
-    function = {name: tool.get(name) for name in ("name", "description", "strict")}
-    return {"type": "function", "function": function | {"parameters": tool.get("input_schema")}}
 
 
 def _tool_choice(choice: ToolChoice) -> str | dict[str, Any]:

@@ -32,7 +32,7 @@ async def messages(body: MessagesBody, http: HttpRequest, serving: Served) -> An
     blocks = Blocks(prompt.parser, partial(remember, prompt, answers[0]))
     shape = MessageShape(serving.name, blocks, progress, stops, body.omits_thoughts)
     if body.stream:
-        wire = Wire("event: ", shape.failed, last=(), ping=(PING,))
+        wire = Wire("event: ", shape.failed, last=(), ping=PING)
         return EventStream(answers, [shape], inbox, wire=wire)
     (pieces,) = await unless_gone(http, wholes(answers, inbox))
     return shape.whole(pieces)

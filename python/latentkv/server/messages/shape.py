@@ -15,7 +15,7 @@ from latentkv.server.blocks import Block, Blocks, Change
 from latentkv.server.events import named
 
 Event = dict[str, Any]
-PING = named({"type": "ping"})
+PING = f"event: {named({'type': 'ping'})}\n\n"
 _DELTAS = {
     "text": ("text_delta", "text"),
     "reasoning": ("thinking_delta", "thinking"),
@@ -63,7 +63,7 @@ class MessageShape:
 
     @staticmethod
     def failed(error: errors.Refused) -> list[str]:
-        return [named(errors.anthropic_body(error.status, error.message))]
+        return [named(errors.anthropic_body(error))]
 
     def _message(
         self, content: list[Any], reason: str | None, word: str | None, usage: dict[str, int]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
 from latentkv.errors import expected
 from latentkv.server.fields import Ignored, unless_null
-from latentkv.server.responses.items import messages_of
+from latentkv.server.responses.items import messages_of, tools_in
+from latentkv.server.responses.tools import Tools
 from latentkv.server.schemas import Body, ChatBody, Sampling, StreamOptions, Text
 from latentkv.text import utf8
 
@@ -42,6 +44,7 @@ class TextConfig(Body):
 
 
 class ResponsesIgnored(Ignored):
+    client_metadata: dict[str, Any] | None = None
     max_tool_calls: int | None = None  # concerns tools that the service runs
     background: Literal[False] | None = None
     truncation: Literal["disabled"] | None = None
@@ -89,8 +92,8 @@ class ResponsesBody(Sampling, ResponsesIgnored, ResponsesRefused):
             messages=messages_of(self.input, self.instructions),
             max_completion_tokens=self._limit(),
             stop=self.stop,
-            tools=None if self.tools is None else [_tool(tool) for tool in self.tools],
-            tool_choice=_tool_choice(self.tool_choice),
+            tools=self.offered.functions if self.tools is not None or self.offered.functions else None,
+            tool_choice=self.offered.choice(self.tool_choice),
             parallel_tool_calls=self.parallel_tool_calls,
             response_format=_response_format(self.text.format),
             reasoning_effort=self.reasoning.effort,
@@ -98,6 +101,10 @@ class ResponsesBody(Sampling, ResponsesIgnored, ResponsesRefused):
             logprobs=self.with_logprobs or None,
             top_logprobs=self.top_logprobs,
         )
+
+    @cached_property
+    def offered(self) -> Tools:
+        return Tools.of([*(self.tools or ()), *tools_in(self.input)])
 
     @property
     def with_logprobs(self) -> bool:
@@ -107,24 +114,6 @@ class ResponsesBody(Sampling, ResponsesIgnored, ResponsesRefused):
         if self.max_output_tokens is not None and self.max_output_tokens < 1:
             raise expected("max_output_tokens", "at least 1", self.max_output_tokens)
         return self.max_output_tokens
-
-
-def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool in the shape of a chat, which nests the function one level deeper."""
-    if tool.get("type") != "function":
-        raise expected("tools", "tools of the type function, which the client runs", repr(tool.get("type")))
-    return {"type": "function", "function": tool}
-
-
-def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
-    if not isinstance(choice, dict):
-        return choice
-    if choice.get("type") == "allowed_tools":
-        wanted = choice.get("tools")
-        if isinstance(wanted, list):
-            wanted = [{"function": tool} for tool in wanted]
-        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": wanted}}
-    return choice
 
 
 def _response_format(asked: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -10,14 +10,15 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
+from latentkv.engine.request import TooLong
 from latentkv.server.answering import Inbox, unless_gone, wholes
 from latentkv.server.blocks import Blocks
 from latentkv.server.body import Route
 from latentkv.server.chat import asked, remember
-from latentkv.server.errors import Refused
+from latentkv.server.errors import Refused, of
 from latentkv.server.events import EventStream, Wire, named
 from latentkv.server.responses.body import ResponsesBody
-from latentkv.server.responses.shape import ResponseShape
+from latentkv.server.responses.shape import Beginning, ResponseShape
 from latentkv.server.serving import Serving, serving_of
 
 router = APIRouter(route_class=Route)
@@ -28,9 +29,14 @@ Served = Annotated[Serving, Depends(serving_of)]
 @router.post("/responses", include_in_schema=False)
 async def responses(body: ResponsesBody, http: HttpRequest, serving: Served) -> Any:
     serving.check_model(body.model)
-    prompt, requests = await run_in_threadpool(lambda: asked(body.as_chat(), serving))
     inbox = Inbox()
-    answers = serving.answering(requests, inbox)
+    try:
+        prompt, requests = await run_in_threadpool(lambda: asked(body.as_chat(), serving))
+        answers = serving.answering(requests, inbox)
+    except TooLong as error:
+        if not body.stream:
+            raise
+        return _too_long(body, serving, error)
     blocks = Blocks(prompt.parser, partial(remember, prompt, answers[0]))
     shape = ResponseShape(body, serving, blocks, answers[0].ticket.progress)
     if body.stream:
@@ -39,6 +45,14 @@ async def responses(body: ResponsesBody, http: HttpRequest, serving: Served) -> 
         return EventStream(answers, [shape], inbox, begin, wire=wire)
     (pieces,) = await unless_gone(http, wholes(answers, inbox))
     return JSONResponse(shape.whole(pieces))
+
+
+def _too_long(body: ResponsesBody, serving: Serving, error: TooLong) -> EventStream:
+    """A stream that begins and fails, as OpenAI's service has it: there agents look for the code by which
+    they shorten a conversation."""
+    begun = Beginning(body, serving)
+    begin = [*map(named, begun.first()), *begun.failed(of(error))]
+    return EventStream((), (), Inbox(), begin, wire=Wire("event: ", last=()))
 
 
 @router.post("/v1/responses/input_tokens")

@@ -19,21 +19,43 @@ from latentkv.server.serving import Serving
 
 Event = dict[str, Any]
 _PREFIX = {"reasoning": "rs", "text": "msg", "call": "fc"}
+_GROWS = ("function", "custom")  # calls whose item begins without their arguments
 
 
-class ResponseShape:
-    """One answer. Events are numbered in the order in which they are requested."""
+class Beginning:
+    """A response that has begun, and may fail. Events are numbered in the order in which they are
+    requested."""
 
-    def __init__(self, body: ResponsesBody, serving: Serving, blocks: Blocks, progress: Progress) -> None:
-        self._serving, self._blocks, self._progress = serving, blocks, progress
-        self._with_logprobs = body.with_logprobs
+    def __init__(self, body: ResponsesBody, serving: Serving) -> None:
         self._head = _head(body, serving)
-        self._ids: dict[int, str] = {}
         self._number = 0
 
     def first(self) -> list[Event]:
         begun = self._response("in_progress")
         return [self._event(f"response.{name}", response=begun) for name in ("created", "in_progress")]
+
+    def failed(self, error: errors.Refused) -> list[str]:
+        code = "server_error" if error.status >= 500 else error.code or "invalid_prompt"
+        failure = {"error": {"code": code, "message": errors.shown(error.message)}}
+        return [named(self._event("response.failed", response=self._response("failed") | failure))]
+
+    def _response(self, status: str) -> dict[str, Any]:
+        return self._head | {"status": status}
+
+    def _event(self, kind: str, **values: Any) -> Event:
+        self._number += 1
+        return {"type": kind, "sequence_number": self._number - 1, **values}
+
+
+class ResponseShape(Beginning):
+    """One answer."""
+
+    def __init__(self, body: ResponsesBody, serving: Serving, blocks: Blocks, progress: Progress) -> None:
+        super().__init__(body, serving)
+        self._serving, self._blocks, self._progress = serving, blocks, progress
+        self._with_logprobs = body.with_logprobs
+        self._tools = body.offered
+        self._ids: dict[int, str] = {}
 
     def lines(self, piece: Piece) -> list[str]:
         return [named(event) for event in self.events(piece)]
@@ -53,11 +75,6 @@ class ResponseShape:
             pass
         return self._ended(reason)
 
-    def failed(self, error: errors.Refused) -> list[str]:
-        code = "server_error" if error.status >= 500 else "invalid_prompt"
-        failure = {"error": {"code": code, "message": errors.shown(error.message)}}
-        return [named(self._event("response.failed", response=self._response("failed") | failure))]
-
     def _changes(self, piece: Piece) -> Iterator[Change]:
         yield from self._blocks.push(piece)
         if piece.finish_reason is not None and all(block.kind == "reasoning" for block in self._blocks.all):
@@ -74,25 +91,19 @@ class ResponseShape:
             "usage": _usage(self._progress, len(self._serving.model.tokenize(thought.encode(), False, True))),
         }
 
-    def _response(self, status: str) -> dict[str, Any]:
-        return self._head | {"status": status}
-
-    def _event(self, kind: str, **values: Any) -> Event:
-        self._number += 1
-        return {"type": kind, "sequence_number": self._number - 1, **values}
-
     def _changed(self, change: Change) -> Iterator[Event]:
         block = change.block
         at = {"item_id": self._id(block), "output_index": block.index}
         part = at | {"content_index": 0}
         if change.what == "opened":
-            item = self._item(block, "in_progress")
-            yield self._event("response.output_item.added", output_index=block.index, item=item)
+            if block.kind != "call" or self._tools.called(block.name).kind in _GROWS:
+                yield self._added(block)
             if block.kind != "call":
                 yield self._event("response.content_part.added", **part, part=self._part(block))
         elif change.what == "grew":
             if block.kind == "call":
-                yield self._event("response.function_call_arguments.delta", **at, delta=change.text)
+                if self._tools.called(block.name).kind == "function":
+                    yield self._event("response.function_call_arguments.delta", **at, delta=change.text)
             elif block.kind == "reasoning":
                 yield self._event("response.reasoning_text.delta", **part, delta=change.text)
             else:
@@ -103,8 +114,7 @@ class ResponseShape:
 
     def _closed(self, block: Block, at: Event, part: Event) -> Iterator[Event]:
         if block.kind == "call":
-            done = at | {"name": block.name, "arguments": block.text}
-            yield self._event("response.function_call_arguments.done", **done)
+            yield from self._called(block, at)
         elif block.kind == "reasoning":
             yield self._event("response.reasoning_text.done", **part, text=block.text)
         else:
@@ -115,6 +125,23 @@ class ResponseShape:
         item = self._item(block, _status(block))
         yield self._event("response.output_item.done", output_index=block.index, item=item)
 
+    def _added(self, block: Block) -> Event:
+        item = self._item(block, "in_progress")
+        return self._event("response.output_item.added", output_index=block.index, item=item)
+
+    def _called(self, block: Block, at: Event) -> Iterator[Event]:
+        """The arguments of a call. Those of a custom tool come in one piece: they are text within JSON."""
+        called = self._tools.called(block.name)
+        if called.kind == "function":
+            done = at | {"name": called.name, "arguments": block.text}
+            yield self._event("response.function_call_arguments.done", **done)
+        elif called.kind == "custom":
+            text = called.input(block.text)
+            yield self._event("response.custom_tool_call_input.delta", **at, delta=text)
+            yield self._event("response.custom_tool_call_input.done", **at, input=text)
+        else:
+            yield self._added(block)
+
     def _item(self, block: Block, status: str) -> dict[str, Any]:
         item: dict[str, Any] = {"id": self._id(block), "status": status}
         parts = [] if status == "in_progress" else [self._part(block)]
@@ -122,8 +149,7 @@ class ResponseShape:
             return item | {"type": "reasoning", "summary": [], "content": parts}
         if block.kind == "text":
             return item | {"type": "message", "role": "assistant", "content": parts}
-        call = {"call_id": block.call_id, "name": block.name, "arguments": block.text}
-        return item | {"type": "function_call"} | call
+        return item | self._tools.called(block.name).item(block.call_id, block.text)
 
     def _part(self, block: Block) -> dict[str, Any]:
         if block.kind == "reasoning":
@@ -176,7 +202,7 @@ def _head(body: ResponsesBody, serving: Serving) -> dict[str, Any]:
         "temperature": sampling.temperature if body.temperature is None else body.temperature,
         "text": {"format": body.text.format or {"type": "text"}},
         "tool_choice": body.tool_choice or "auto",
-        "tools": body.tools or [],
+        "tools": body.offered.shown,  # without those that were left out
         "top_logprobs": body.top_logprobs or 0,
         "top_p": sampling.top_p if body.top_p is None else body.top_p,
         "truncation": "disabled",
