@@ -45,7 +45,8 @@ def _in_other_roles(messages: Messages) -> Iterator[Messages]:
 
 def n_lost(messages: Sequence[Message], text: str) -> int:
     """How many messages a prompt leaves out, of those that every template should write as they are: the
-    user's, the system's, and answers beside thoughts."""
+    user's, the system's, and answers beside thoughts. A system message counts as well that a template moves to
+    the front, where it would change what the cache holds."""
     at = lost = 0
     for message in messages:
         said = (message["content"] or "").strip()
@@ -54,7 +55,7 @@ def n_lost(messages: Sequence[Message], text: str) -> int:
         found = text.find(said, at)
         if found >= 0:
             at = found + len(said)
-        elif said not in text:  # nor before
+        elif _is_system(message) or said not in text:
             lost += 1
     return lost
 
