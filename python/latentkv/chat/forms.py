@@ -7,6 +7,7 @@ that the prompt of a turn begins with the one of the turn before, and the cache 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from latentkv.chat.messages import Message
 
 Messages = list[dict[str, Any]]
 _SYSTEM = ("system", "developer")
+_SWITCH = re.compile("/(?:no_?)?think")  # which templates obey and leave out
 _NO_QUESTION, _NO_ANSWER = {"role": "user", "content": ""}, {"role": "assistant", "content": ""}
 
 
@@ -49,7 +51,7 @@ def n_lost(messages: Sequence[Message], text: str) -> int:
     the front, where it would change what the cache holds."""
     at = lost = 0
     for message in messages:
-        said = (message["content"] or "").strip()
+        said = max(_SWITCH.split(message["content"] or ""), key=len).strip()
         if message["role"] != "user" and not _is_system(message) and not _is_beside_thoughts(message, text):
             continue  # templates may leave out what stands beside calls, and write results as JSON
         found = text.find(said, at)

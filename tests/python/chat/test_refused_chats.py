@@ -122,6 +122,14 @@ def test_what_a_template_takes_is_given_as_it_is() -> None:
     assert written(SYSTEM_FIRST, twice).count("<|im_start|>user") == 4
 
 
+def test_a_switch_that_a_template_obeys_is_left_out() -> None:
+    """No reason for another form: the system message would not be one."""
+    source = "{% for m in messages %}{{ m.role }}: {{ m.content | replace('/no_think', '') }}\n{% endfor %}"
+    for text in ("Be brief. /no_think", "/no_think\nBe brief.", "/no_think"):
+        shown = written(source, said(f"system {text}", "user U1"))
+        assert shown == f"system: {text.replace('/no_think', '')}\nuser: U1\n"
+
+
 @pytest.mark.parametrize(
     ("source", "chat", "text"),
     [
