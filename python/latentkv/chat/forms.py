@@ -35,7 +35,6 @@ def _in_other_roles(messages: Messages) -> Iterator[Messages]:
     yield messages
     late = _late_as_user(messages)
     yield late
-    yield _joined(messages)
     joined = _joined(late)
     yield joined
     yield _with_turns(joined)
