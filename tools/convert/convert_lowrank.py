@@ -11,5 +11,8 @@ sys.path.append(
 
 from latentkv_convert.cli import main
 
+from latentkv.console import streams
+
 if __name__ == "__main__":
+    streams.prepare()
     sys.exit(main(prog=Path(__file__).name))

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 from latentkv import _core
 from latentkv.chat import bare, borrowed
 from latentkv.chat.formats import BUILT_IN
+from latentkv.chat.forms import forms, n_lost
 from latentkv.chat.holes import Holes
 from latentkv.chat.messages import Message, plain_messages
 from latentkv.chat.tools import is_strict, plain_tools, shown
+from latentkv.chat.typed import typed
 from latentkv.errors import expected
 from latentkv.sampling.grammar import LlamaGrammar
 from latentkv.sampling.schema import checked
@@ -97,7 +99,9 @@ class ChatTemplate:
             seen = {key: value for key, value in seen.items() if key not in ("tools", "tool_choice")}
             seen["messages"] = borrowed.as_text(request["messages"], request.get("tools") or ())
             native = borrowed.caller()
-        text = self._native.apply(_json(seen))
+        text, seen = self._accepted(seen)
+        if marked is not request and native is self._native:
+            marked = {**marked, "messages": seen["messages"], "chat_template_kwargs": _with_tools(seen)}
         prompt = text if marked is request else native.apply(_json(marked))
         if marked is not request and not prompt["grammar"] and choice != "required":
             prompt = _bare(native, marked, prompt, text, holes.has_strict)
@@ -119,6 +123,32 @@ class ChatTemplate:
             parser=prompt["parser"],
         )
 
+    def _accepted(self, request: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What the template writes, and the request in the form of which it writes all: as given wherever it
+        can. Raises what the template says of the request as given, if it takes no form."""
+        refused, least, found = None, len(request["messages"]) + 1, None
+        given = request["messages"]
+        tools = request.get("tools")
+        for shape in [request, request | {"tools": typed(tools)}] if tools else [request]:
+            for messages in forms(given):
+                tried = {**shape, "messages": messages}
+                try:
+                    text = self._native.apply(_json(tried))
+                except _core.Error as error:
+                    if not str(error).startswith("[chat template]"):
+                        raise
+                    refused = refused or error
+                    continue
+                lost = n_lost(given, text["prompt"])
+                if lost < least:
+                    least, found = lost, (text, tried)
+                if not lost:
+                    break
+            if found is not None:
+                return found
+        assert refused is not None
+        raise refused
+
     @cached_property
     def takes_tools(self) -> bool:
         """Whether the template tells a model of tools, and llama.cpp knows how its calls are written."""
@@ -133,6 +163,13 @@ class ChatTemplate:
     ) -> str:
         """The rendered text only."""
         return self.apply(messages, add_generation_prompt=add_generation_prompt, tools=tools).text
+
+
+def _with_tools(seen: Mapping[str, Any]) -> dict[str, Any]:
+    """The template's variables, with the tools as the prompt shows them: in a request with marks, the template
+    would read these."""
+    tools = [{**tool, "function": {"description": "", **tool["function"]}} for tool in seen["tools"]]
+    return {"tools": tools, **(seen.get("chat_template_kwargs") or {})}
 
 
 def _bare(

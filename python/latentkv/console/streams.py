@@ -3,10 +3,12 @@ some."""
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import io
 import os
 import sys
+import unicodedata
 
 
 class Notes(io.TextIOWrapper):
@@ -22,10 +24,21 @@ class Notes(io.TextIOWrapper):
             super().flush()
 
 
+def _replaced(error: UnicodeError) -> tuple[str, int]:
+    """Characters that an encoding lacks, in those that all have: "..." for "…", "?" for an emoji."""
+    assert isinstance(error, UnicodeEncodeError)
+    lost = error.object[error.start : error.end]
+    plain = (unicodedata.normalize("NFKD", sign).encode("ascii", "ignore").decode() for sign in lost)
+    return "".join(each or "?" for each in plain), error.end
+
+
+codecs.register_error("latentkv.replaced", _replaced)
+
+
 def prepare() -> None:
     """Connects a standard stream that is closed with nothing: input is empty, output is thrown away. The next
     file that is opened would get its number, and a message would be written into a model. Makes Notes of
-    standard error."""
+    standard error. What the encoding of an output lacks is replaced: a terminal need not know UTF-8."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -39,9 +52,11 @@ def prepare() -> None:
             stream = os.fdopen(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False)
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)
-    errors = sys.stderr
+    output, errors = sys.stdout, sys.stderr
+    if isinstance(output, io.TextIOWrapper):
+        output.reconfigure(errors="latentkv.replaced")
     if type(errors) is io.TextIOWrapper:  # no test's
-        sys.stderr = Notes(errors.buffer, errors.encoding, errors.errors, line_buffering=True)
+        sys.stderr = Notes(errors.buffer, errors.encoding, "latentkv.replaced", line_buffering=True)
 
 
 def give_up_output() -> None:

@@ -10,6 +10,8 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, NoReturn
 
+from latentkv.sampling.pattern import UNWRITABLE
+
 Refuse = Callable[[str, str], NoReturn]  # (keyword, what is expected of its value)
 
 FARTHEST = 10**18  # an integer's bound; a bound beyond it is as good as none
@@ -145,8 +147,11 @@ def factor(value: Any, refuse: Refuse) -> float | int:
 
 
 def constant(value: Any, keyword: str, refuse: Refuse) -> Any:
-    """A value of enum or const; numbers in it are ones that a float has exactly."""
-    if isinstance(value, Mapping):
+    """A value of enum or const; numbers in it are ones that a float has exactly, texts ones without what JSON
+    writes as \\u alone."""
+    if isinstance(value, str) and set(value) & UNWRITABLE:
+        refuse(keyword, "text without control characters")
+    elif isinstance(value, Mapping):
         for item in value.values():
             constant(item, keyword, refuse)
     elif isinstance(value, list):

@@ -1,7 +1,8 @@
 """Regular expressions of JSON schemas (ECMA-262) in the dialect of llguidance (Rust's `regex`).
 
 Validators read them in two ways: JavaScript's, where \\d and \\w are ASCII, and Python's `re`, where they
-are Unicode. What is written here is what both take: a class is the smaller of the two.
+are Unicode. What is written here is what both take: a class is the smaller of the two. Where a pattern says
+of which keys a schema holds, it is what either takes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,17 @@ _CLASSES = {
     "S": rf"[^{_SPACE}\x1c-\x1f\x85\u{{feff}}]",
 }
 _ANY = r"[^\n\r\u{2028}\u{2029}]"
+_WIDE_CLASSES = {
+    "d": r"[\p{Nd}]",
+    "D": "[^0-9]",
+    "w": r"[\p{L}\p{N}\p{M}_]",
+    "W": "[^0-9a-zA-Z_]",
+    "s": rf"[{_SPACE}\x1c-\x1f\x85\u{{feff}}]",
+    "S": f"[^{_SPACE}]",
+}
+_WIDE = {".": r"[^\n]", "$": r"\n?$"}  # in Python, $ may stand before a last line feed
+# No escape but \u has them, which grammars do not allow. llguidance would leave out one that stands alone.
+UNWRITABLE = {chr(code) for code in (*range(32), 127)} - set("\b\t\n\f\r")
 _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0}
 _REPEAT = re.compile(r"\{[0-9]+(?:,[0-9]*)?\}|[*+?]")
 
@@ -26,19 +38,20 @@ class PatternError(ValueError):
     """A part of a pattern that cannot be translated."""
 
 
-def translated(pattern: str) -> str:
-    """The pattern for llguidance, with the meaning of a search: `^` and `$` stay. Raises PatternError for
-    lookaround, back-references, word boundaries, and what the two dialects disagree about.
+def translated(pattern: str, is_wide: bool = False) -> str:
+    """The pattern for llguidance, with the meaning of a search: `^` and `$` stay. is_wide: whatever one of the
+    dialects takes. Raises PatternError for lookaround, back-references, word boundaries, and what the two
+    dialects disagree about.
 
     >>> translated(r"^\\d{3}/[\\w-.]$")
     '^[0-9]{3}\\\\/[[0-9a-zA-Z_]\\\\-\\\\.]$'
     """
-    return _Translation(pattern).text()
+    return _Translation(pattern, is_wide).text()
 
 
 class _Translation:
-    def __init__(self, pattern: str) -> None:
-        self._pattern, self._at = pattern, 0
+    def __init__(self, pattern: str, is_wide: bool) -> None:
+        self._pattern, self._at, self._is_wide = pattern, 0, is_wide
         self._out: list[str] = []
 
     def text(self) -> str:
@@ -49,7 +62,8 @@ class _Translation:
     def _item(self) -> None:
         sign = self._pattern[self._at]
         if sign == "\\":
-            self._out.append(self._escape(in_class=False)[0])
+            text, code = self._escape(in_class=False)
+            self._out.append(text if code is None else _alone(code))
         elif sign == "[":
             self._out.append(self._class())
         elif sign == "(":
@@ -65,7 +79,12 @@ class _Translation:
             raise PatternError("a quantifier without a lower bound, which one dialect reads as text")
         else:
             self._at += 1
-            self._out.append(_ANY if sign == "." else sign if sign in ")|^$" else _literal(ord(sign)))
+            self._out.append(self._sign(sign))
+
+    def _sign(self, sign: str) -> str:
+        if self._is_wide and sign in _WIDE:
+            return _WIDE[sign]
+        return _ANY if sign == "." else sign if sign in ")|^$" else _alone(ord(sign))
 
     def _group(self) -> str:
         begin = re.compile(r"\((\?(?::|P?<[A-Za-z_]\w*>|[a-z]+[:)]|.{0,2})?)?").match(self._pattern, self._at)
@@ -84,10 +103,11 @@ class _Translation:
     def _class(self) -> str:
         begin = self._at
         self._at += 1
-        out = "["
-        if self._pattern.startswith("^", self._at):
+        is_negated = self._pattern.startswith("^", self._at)
+        if is_negated:  # what it leaves out is the larger where the whole is the smaller
             self._at += 1
-            out += "^"
+            self._is_wide = not self._is_wide
+        out, codes = "", []
         if self._pattern.startswith("]", self._at):
             raise PatternError("a class that begins with ']', which is empty in one dialect only")
         while not self._pattern.startswith("]", self._at):
@@ -97,14 +117,21 @@ class _Translation:
             )
             if not is_range or first is None:
                 out += item
+                codes.append(first)
                 continue
             self._at += 1
             end, last = self._class_item(begin)
             if last is not None and last < first:
                 raise PatternError(f"a range that runs backwards, {chr(first)}-{chr(last)}")
+            codes += [first, last]
             out += f"{item}-{end}" if last is not None else rf"{item}\-{end}"  # a-\d: three things
         self._at += 1
-        return out + "]"
+        if is_negated:
+            self._is_wide = not self._is_wide
+            return f"[^{out}]"
+        if len(codes) == 1 and codes[0] is not None:
+            _alone(codes[0])
+        return f"[{out}]"
 
     def _class_item(self, begin: int) -> tuple[str, int | None]:
         """The next item of a class, and its code point if it is a single character."""
@@ -121,7 +148,7 @@ class _Translation:
         sign = rest[:1]
         self._at += 2
         if sign in _CLASSES:
-            return _CLASSES[sign], None
+            return (_WIDE_CLASSES if self._is_wide else _CLASSES)[sign], None
         if sign in ("p", "P") and (found := re.match(r"[pP]\{\^?[\w=]+\}", rest)):
             self._at += len(found[0]) - 1
             return "\\" + found[0], None
@@ -156,6 +183,12 @@ def _literal(code: int) -> str:
     if sign in "_ '\"<>,;:=@%`!":
         return sign
     return "\\" + sign if sign.isascii() and sign.isprintable() else rf"\u{{{code:x}}}"
+
+
+def _alone(code: int) -> str:
+    if chr(code) in UNWRITABLE:
+        raise PatternError(f"a control character, U+{code:04X}")
+    return _literal(code)
 
 
 def quoted(text: str) -> str:

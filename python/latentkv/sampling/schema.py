@@ -18,6 +18,7 @@ from latentkv.sampling.schema_reader import SchemaReader
 _MOST_DROPPED = 200  # keywords of one schema
 _STRUCTURE = ("properties", "required", "items", "anyOf", "allOf")  # dropped where nothing else helps
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_ESCAPES = {"json_allowed_escapes": 'nrbtf\\"'}  # no \u, by which a key can be written in two ways
 
 
 def checked(schema: Any, at: str = "") -> dict[str, Any]:
@@ -26,6 +27,8 @@ def checked(schema: Any, at: str = "") -> dict[str, Any]:
     where it stands (a JSON pointer). at: of a schema in it, which is read in its place."""
     reader = SchemaReader(schema)
     said = reader.part(reader.find(at), at)
+    if reader.has_patterns:  # which hold for what a key says, however it is written
+        said["x-guidance"] = _ESCAPES
     if why := _refused(said):
         raise _located(schema, at, why)
     return said
@@ -66,9 +69,8 @@ def _dropped(schema: Any, pointer: str) -> bool:
 
 
 def as_grammar(schema: Mapping[str, Any]) -> str:
-    """A checked schema with what a JSON text may look like: blanks as llama.cpp's grammars allow them, and
-    no \\u, by which a key can be written in two ways."""
-    options = {"whitespace_pattern": r"(?: |\n{1,2}[ \t]{0,20})", "json_allowed_escapes": 'nrbtf\\"'}
+    """A checked schema with what a JSON text may look like: blanks as llama.cpp's grammars allow them."""
+    options = _ESCAPES | {"whitespace_pattern": r"(?: |\n{1,2}[ \t]{0,20})"}
     return json.dumps({**schema, "x-guidance": options})
 
 

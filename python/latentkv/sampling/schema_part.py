@@ -59,6 +59,8 @@ def schema_error(wanted: str, got: str, pointer: str, hint: str = "") -> SchemaE
 class Document(Protocol):
     """What a part needs of the schema that it stands in."""
 
+    has_patterns: bool
+
     def read(self, schema: Any, at: str, depth: int, is_alone: bool) -> Any: ...
     def definition(self, reference: Any, at: str, is_alone: bool) -> dict[str, Any]: ...
     def inlined(self, schema: Any, at: str) -> tuple[Any, str]: ...
@@ -147,11 +149,11 @@ class SchemaPart:
             self._refuse("format", f"one of {', '.join(STRING_FORMATS)}")
         return out | {"format": name}
 
-    def _pattern(self, pattern: Any, keyword: str) -> str:
+    def _pattern(self, pattern: Any, keyword: str, is_wide: bool = False) -> str:
         if not isinstance(pattern, str):
             self._refuse(keyword, "a regular expression")
         try:
-            return translated(pattern)
+            return translated(pattern, is_wide)
         except PatternError as error:
             got = f"{error} at {self._at}/{keyword}"
             raise schema_error(
@@ -182,7 +184,8 @@ class SchemaPart:
             out["properties"] = self._map("properties")
         if "patternProperties" in self._given:
             values = self._map("patternProperties")
-            keys = [self._pattern(key, "patternProperties") for key in values]
+            more = self._given.get("additionalProperties", self._given.get("unevaluatedProperties"))
+            keys = [self._pattern(key, "patternProperties", more is not False) for key in values]
             out["patternProperties"] = dict(zip(keys, values.values(), strict=True))
         more = "additionalProperties"
         if more not in self._given and "unevaluatedProperties" in self._given:
@@ -193,6 +196,7 @@ class SchemaPart:
             out["additionalProperties"] = self._child(self._given[more], more)
         if "propertyNames" in self._given:
             self._name(out)
+        self._reader.has_patterns |= "patternProperties" in out
         if "required" in self._given:
             keys = self._given["required"]
             if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
@@ -224,6 +228,7 @@ class SchemaPart:
             self._refuse("propertyNames", "enum, pattern or lengths, without properties beside it")
         if "enum" in said or "const" in said:
             keys = [said["const"]] if "const" in said else said["enum"]
+            constant(keys, "propertyNames", self._refuse)
             pattern = f"^(?:{'|'.join(quoted(key) for key in keys if isinstance(key, str))})$"
         elif "pattern" in said and len(said) == 1:
             pattern = self._pattern(said["pattern"], "propertyNames")

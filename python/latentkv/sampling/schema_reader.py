@@ -18,6 +18,7 @@ class SchemaReader:
         self._names: dict[tuple[str, bool], str] = {}
         self._waiting: list[tuple[str, bool]] = []  # those that have not been read
         self._steps: set[float] = set()  # values of multipleOf
+        self.has_patterns = False  # of keys
 
     def part(self, schema: Any, at: str) -> dict[str, Any]:
         """A schema in this document, as one of its own."""

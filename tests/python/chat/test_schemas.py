@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,8 @@ def written(schema: Any, rng: random.Random) -> str | None:
 
 OBEYED: list[Any] = [
     {"type": "integer", "minimum": -5, "maximum": 13},
+    {"type": "object", "patternProperties": {"^a$": INT, r"^\d": TEXT}, "maxProperties": 3},
+    {"type": "string", "pattern": r"^[^\d\s]{1,9}$"},
     {"type": "integer", "minimum": 10**9},
     {"type": "integer", "minimum": -(10**18), "exclusiveMaximum": 10**16 + 1},
     {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
@@ -146,7 +149,61 @@ def test_texts_that_fit_and_those_that_do_not(schema: Any, fits: str, does_not: 
     assert not takes(schema, does_not)
 
 
+A_KEYS = {"type": "object", "patternProperties": {"^a": INT}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        A_KEYS,
+        A_KEYS | {"additionalProperties": TEXT},
+        A_KEYS | {"additionalProperties": False},
+        A_KEYS | {"properties": {"c": INT}},
+        {"type": "object", "patternProperties": {"b$": INT}},
+        {"$defs": {"A": A_KEYS}, "anyOf": [{"$ref": "#/$defs/A"}, {"type": "null"}]},
+    ],
+    ids=json.dumps,
+)
+def test_keys_that_a_pattern_names_are_written_in_one_way(schema: Any) -> None:
+    """Whoever makes a grammar of the checked schema, with our options or none."""
+    bare = LLMatcher(BYTES, LLMatcher.grammar_from_json_schema(json.dumps(checked(schema))), log_level=0)
+    assert takes(schema, '{"ab": 1}')
+    for text in ('{"ab":"x"}', r'{"\u0061b":"x"}', r'{"a\u0062":"x"}', r'{"\u0061\u0062":"x"}'):
+        assert not takes(schema, text)
+        assert bare.validate_tokens(list(text.encode())) < len(text)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "key"),
+    [("^a$", "a\n"), (r"^\d$", "\u0663"), ("^.b", "\u2028b"), (r"^\w+$", "\u00e9"), (r"^[^\d]$", "\u0663")],
+)
+def test_keys_that_validators_read_in_two_ways_obey_in_both(pattern: str, key: str) -> None:
+    schema = {"type": "object", "patternProperties": {pattern: INT}}
+    assert not takes(schema, json.dumps({key: "x"}, ensure_ascii=False))
+    assert takes(schema, json.dumps({key: 1}, ensure_ascii=False))
+    assert not takes(schema | {"additionalProperties": False}, json.dumps({key: 1}, ensure_ascii=False))
+
+
+@pytest.mark.parametrize("sign", ['"', "\\", "/", "\n", "\t", "\b", "\u00e9", "\u2028", "\U0001f600", " ", "$", "^"])
+def test_what_json_escapes_is_the_same_in_keys_and_values(sign: str) -> None:
+    text = f"a{sign}b"
+    pattern = f"^{re.escape(text)}$"
+    keyed = {"type": "object", "properties": {text: INT}, "additionalProperties": TEXT}
+    named = {"type": "object", "patternProperties": {pattern: INT}, "additionalProperties": TEXT}
+    for schema in ({"const": text}, {"enum": ["ab", text]}, {**TEXT, "pattern": pattern}):
+        assert takes(schema, json.dumps(text, ensure_ascii=False))
+        assert not takes(schema, json.dumps(text + "c", ensure_ascii=False))
+    for schema in (keyed, named):
+        assert takes(schema, json.dumps({text: 1}, ensure_ascii=False))
+        assert not takes(schema, json.dumps({text: "x"}, ensure_ascii=False))
+        assert takes(schema, json.dumps({text + "c": "x"}, ensure_ascii=False))
+
+
 REFUSED = [
+    ({"const": "a\x01b"}, "/const", "without control characters"),
+    ({"enum": ["a", ["\x7f"]]}, "/enum", "without control characters"),
+    ({**TEXT, "pattern": "^a\\x01b$"}, "/pattern", "U+0001"),
+    ({**TEXT, "pattern": "^a[\\x7f]b$"}, "/pattern", "U+007F"),
     (thing(a={**TEXT, "pattern": "^(?=x)[a-z]+$"}), "/properties/a/pattern", "lookaround"),
     (thing(a={**TEXT, "pattern": r"(a)\1"}), "/properties/a/pattern", "back-reference"),
     ({**TEXT, "pattern": "^a($"}, "/pattern", "regex parse error"),

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from latentkv.cli import commands
+
 CHAT = 'chat "$1" --raw -p The -n 4 -c 64 --temp 0 -q'
 COMMANDS = {"chat": CHAT, "info": 'info "$1"', "help": "--help", "refused": "info none.gguf"}
 CLOSED = {"no input": "<&-", "no output": ">&-", "no errors": "2>&-", "none": "<&- >&- 2>&-"}
@@ -65,3 +67,29 @@ def test_a_reader_that_leaves(latent_gguf: Path, name: str) -> None:
     )
     assert done.stderr == ""
     assert done.returncode in (0, 141)
+
+
+EMOJI = 'chat "$1" --raw -p The -n 40 -c 64 --temp 0 -q --grammar \'root ::= "one … é \U0001f600 two"\''
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
+def test_what_an_encoding_lacks_is_replaced(
+    latent_gguf: Path, encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", encoding)
+    line = f'"$0" -m latentkv {EMOJI}'
+    done = subprocess.run(
+        ["bash", "-c", line, sys.executable, str(latent_gguf)], capture_output=True, timeout=120
+    )
+    shown = {"ascii": b"one ... e ? two\n", "latin-1": b"one ... \xe9 ? two\n", "cp1252": b"one \x85 \xe9 ? two\n"}
+    assert (done.returncode, done.stdout) == (0, shown[encoding]), done.stderr
+
+
+@pytest.mark.parametrize("command", ["--help", *(f"{name} --help" for name in commands()), COMMANDS["info"]])
+def test_every_page_in_ascii(latent_gguf: Path, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = shell(command, latent_gguf)
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    done = shell(command, latent_gguf)
+    assert (done.returncode, done.stderr) == (0, usual.stderr)
+    assert done.stdout.isascii()
+    assert len(done.stdout.splitlines()) == len(usual.stdout.splitlines())

@@ -38,6 +38,10 @@ def test_markup_in_an_answer_stays_text(page: Any) -> None:
         expect(answer).to_contain_text(text)
 
 
+TABLE = (
+    '<div class="table" tabindex="0" role="group" aria-label="table"><table><thead><tr><th>a</th><th>b</th></tr></thead>'
+    "<tbody><tr><td>c</td><td>d</td></tr></tbody></table></div>"
+)
 MARKDOWN = {
     "# One\n### Three": "<h3>One</h3><h5>Three</h5>",
     "a **b *c*** ~~d~~ __e__ snake_case_name 2 * 3 * 4": "<p>a <strong>b <em>c</em></strong> <del>d</del> "
@@ -48,6 +52,11 @@ MARKDOWN = {
     "line\nline": "<p>line<br>line</p>",
     "> a\n> > b": "<blockquote><p>a</p><blockquote><p>b</p></blockquote></blockquote>",
     "a\n\n---\n\nb": "<p>a</p><hr><p>b</p>",
+    "text:\n|a|b|\n|-|-|\n|c|d|": f"<p>text:</p>{TABLE}",
+    "- text\n\n|a|b|\n|-|-|\n|c|d|": f"<ul><li>text</li></ul>{TABLE}",
+    "- text\n|a|b|\n|-|-|\n|c|d|": f"<ul><li>text</li></ul>{TABLE}",
+    "- text\n  |a|b|\n  |-|-|\n  |c|d|": f"<ul><li>text{TABLE}</li></ul>",
+    "a|b\ntext\n--\na": "<p>a|b<br>text<br>--<br>a</p>",
     "unclosed **bold and `code": "<p>unclosed **bold and `code</p>",
 }
 

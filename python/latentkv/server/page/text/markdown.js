@@ -60,10 +60,7 @@ function kindOf(lines, at, depth) {
   if (RULE.test(line)) return rule;
   if (depth < DEEPEST && QUOTE.test(line)) return quote;
   if (depth < DEEPEST && ITEM.test(line)) return list;
-  if (line.includes("|") && DELIMITERS.test(lines[at + 1] ?? "") && lines[at + 1].includes("-")) {
-    if (cells(line).length === cells(lines[at + 1]).length) return table;
-  }
-  return paragraph;
+  return isTable(lines, at) ? table : paragraph;
 }
 
 const fence = {
@@ -177,6 +174,12 @@ const table = {
   },
 };
 
+function isTable(lines, at) {
+  const [head, below = ""] = [lines[at], lines[at + 1]];
+  if (!head.includes("|") || !below.includes("-") || !DELIMITERS.test(below)) return false;
+  return cells(head).length === cells(below).length;
+}
+
 /** ":--" is left, ":-:" the centre, "--:" right. */
 function sideOf(cell) {
   if (!cell.endsWith(":")) return "";
@@ -205,4 +208,7 @@ const paragraph = {
 };
 
 const STARTS = [FENCE, HEADING, RULE, QUOTE];
-const startsBlock = (lines, at) => STARTS.some((each) => each.test(lines[at])) || endOfBlock(lines, at) > 0;
+
+function startsBlock(lines, at) {
+  return STARTS.some((each) => each.test(lines[at])) || endOfBlock(lines, at) > 0 || isTable(lines, at);
+}
