@@ -22,7 +22,6 @@ WRITE = "writing"
 # 8.5 % of f16 loses 0.024 nats in windows of 2048 tokens and 0.042 in those of 4096.
 DEEP = 2
 ROUGHLY = 2  # windows that a plan is checked on first
-PULLED = 4  # windows whose gradients by dropped segments are taken
 SHARED = 4  # windows whose loss is divided among the segments of a plan
 
 # Seconds of two cores of an AMD EPYC of 2024. On other machines all of them are longer or shorter together.
@@ -63,8 +62,6 @@ def steps(
         found.append((CHOOSE, a_run))
     found += [(CHOOSE, choose)] * n_choices
     if n_checked:
-        n_pulled = min(PULLED * window, recipe.fisher_tokens)
-        found.append((CHOOSE, n_pulled * (2 * check + _SCORE_BACK * scores + entries)))
         first = min(n_checked, ROUGHLY)
         back_too = min(SHARED * window, recipe.fisher_tokens) * (3 * check + _SCORE_BACK * scores + entries)
         times = (first * a_run, back_too, first * a_run, (n_checked - first) * a_run)

@@ -74,13 +74,6 @@ class Compressed(LayerStream):
         size = 1 if alone else max(1, TOGETHER // (window * self.spec.n_embd))
         return [slice(begin, min(begin + size, n)) for begin in range(0, n, size)]
 
-    def noted(self, windows: NDArray[np.int64]) -> int:
-        """How many of these windows a pass may have so that each is a part of its own, and noted."""
-        if self.device.type != "cpu":
-            return 1
-        a_window = 4 * windows.shape[1] * self.spec.n_embd * self.spec.n_layer
-        return int(np.clip(SHELF // a_window, 1, len(windows)))
-
     def up(self, keep: bool, both: bool = True) -> tuple[Tensor, Tensor]:
         """Last outputs [windows, window, d] of the uncompressed model and of the compressed one. keep: what
         `down` needs. both: else the uncompressed model is not run."""

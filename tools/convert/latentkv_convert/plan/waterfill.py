@@ -12,14 +12,14 @@ import numpy as np
 
 from latentkv.plan.allocation import Group, least
 
-from ..course import PULLED, SHARED
+from ..course import SHARED
 from ..errors import ConvertError
 from ..frontier import Frontier, Line, Point, Us, is_as_fast
 from ..fuse.rotation import finished
 from ..ir import Basis, Plan, form
 from ..rows import plan_sizes, sizes
 from ..work import Work
-from . import allotment, forecast, master, mla
+from . import allotment, coherent, forecast, master, mla
 from .allotment import DROP_PENALTY, Allotment, Count, Terms
 from .candidates import Candidate, Shape, candidates, cut, tables
 from .linalg import weighted
@@ -162,13 +162,9 @@ class Waterfill:
 
     def _counted(self, work: Work, candidate: Candidate) -> Candidate:
         """The candidate with what errors that are alike in many tokens cost."""
-        from . import coherent  # imports torch
-
-        assert work.sample is not None
         if work.spec.mla is not None or self.shape.one_row:  # rows that are keys and values in one
             return candidate
-        windows = forecast.fitted(work.sample)[: PULLED // 2 if self.quick else PULLED]
-        found = coherent.pulls(work, self.shape, candidate, windows)
+        found = coherent.pulls(work, self.shape, candidate)
         return coherent.counted(candidate, self.shape, work.spec, found)
 
     def _settled(self, work: Work, terms: Terms, candidate: Candidate, check: forecast.Check) -> Allotment:
