@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from latentkv.console.progress import stage
@@ -13,7 +14,7 @@ from latentkv.console.whole import Whole
 from . import calibrate, course, files, pictures, report
 from .compute.arithmetic import host_threads
 from .errors import ConvertError, Interrupted
-from .ir import Plan
+from .ir import ModelSpec, Plan
 from .plan import forecast, methods, unmeasured
 from .recipe import Recipe
 from .source.open_source import open_source
@@ -58,6 +59,15 @@ def _converted(recipe: Recipe) -> report.Report:
     own_keys = keys.of_model(recipe, source, outtype)
     important = measures_importance(recipe, outtype)
     unmeasured.warn_of_budget(recipe, spec)
+    encoding = Encoding.of(spec, outtype, recipe.factor_type, recipe.outtype is None, () if important else None)
+    size = full_bytes.most(
+        source,
+        encoding,
+        [] if recipe.sidecar else others.tensors(source),
+        own_keys,
+        0 if recipe.method == "none" else _widest(method, spec),
+    )
+    files.check_room(recipe, size)
     needs = method.needs or (("activations",) if important else ())
     n_choices = len(getattr(method, "groupings", ("one",)))
     steps = course.steps(recipe, source, needs, getattr(method, "n_checked", 0), n_choices)
@@ -67,7 +77,7 @@ def _converted(recipe: Recipe) -> report.Report:
         torch_device(recipe.device)
     with Whole(steps) as whole:
         whole.begin(course.READ if needs else course.CHOOSE)
-        stats, sample = calibrate.collect(method.needs, recipe, source, important)
+        stats, sample = calibrate.collect(method.needs, recipe, source, important, size)
         importance = stats.pop("activations", None)
         n_checked = getattr(method, "n_checked", 0)
         if n_checked and sample is not None:
@@ -82,7 +92,7 @@ def _converted(recipe: Recipe) -> report.Report:
                 recipe.device,
                 recipe.rotate,
                 recipe.center,
-                Encoding.of(spec, outtype, recipe.factor_type, recipe.outtype is None, importance),
+                replace(encoding, importance=importance),
                 recipe.finetune is not None,
             )
             plan = methods.planned(method, work)
@@ -92,6 +102,12 @@ def _converted(recipe: Recipe) -> report.Report:
             trained, recovery = _finetuned(recipe, work, plan)
             size, added = _write(recipe, work, plan, trained, own_keys, base)
             return report.finish(recipe, work, plan, size, added, recovery)
+
+
+def _widest(method: methods.Method, spec: ModelSpec) -> int:
+    """KV heads that may share a latent."""
+    groupings: Sequence[Mapping[str, int]] = getattr(method, "groupings", ())
+    return max((group for each in groupings for group in each.values()), default=spec.n_kv)
 
 
 @contextlib.contextmanager
