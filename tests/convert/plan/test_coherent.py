@@ -24,7 +24,9 @@ def test_a_coordinate_pulls_as_much_as_its_tokens_together() -> None:
     """The gradient by a coordinate's share, of two groups of heads, is in the sums that a text leaves."""
     rng = np.random.default_rng(0)
     rows, slopes = rng.standard_normal((2, 3, 50, 8))
-    pairs = [copies.crossed(torch.from_numpy(x), torch.from_numpy(g)) for x, g in zip(rows, slopes, strict=True)]
+    pairs = [
+        copies.crossed(torch.from_numpy(x), torch.from_numpy(g)) for x, g in zip(rows, slopes, strict=True)
+    ]
     stats = {f"v_{of}": torch.stack([pair[of] for pair in pairs]).numpy() for of in ("cross", "pull")}
     stats |= {"v_moment": np.eye(8), "v_mean": np.full(8, 2.0)}
     bases = tuple(Basis(np.ones(4), *rng.standard_normal((2, 4, 4))) for _ in range(2))

@@ -19,7 +19,11 @@ SMALL = ["--calib-window", "192", "--fisher-tokens", "768", "--recent", "32", "-
 
 @pytest.fixture
 def refused(
-    tiny: Tiny, calib: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny: Tiny,
+    calib: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> Callable[..., str]:
     """The one line of a conversion that ends before its text has passed the model."""
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from latentkv.console.whole import Whole
 
 from . import calibrate, course, files, pictures, report
 from .compute.arithmetic import host_threads
-from .errors import ConvertError, Interrupted
+from .errors import ConvertError
 from .ir import ModelSpec, Plan
 from .plan import forecast, methods, unmeasured
 from .recipe import Recipe
@@ -59,7 +58,8 @@ def _converted(recipe: Recipe) -> report.Report:
     own_keys = keys.of_model(recipe, source, outtype)
     important = measures_importance(recipe, outtype)
     unmeasured.warn_of_budget(recipe, spec)
-    encoding = Encoding.of(spec, outtype, recipe.factor_type, recipe.outtype is None, () if important else None)
+    weighed = () if important else None
+    encoding = Encoding.of(spec, outtype, recipe.factor_type, recipe.outtype is None, weighed)
     size = full_bytes.most(
         source,
         encoding,
@@ -82,7 +82,8 @@ def _converted(recipe: Recipe) -> report.Report:
         n_checked = getattr(method, "n_checked", 0)
         if n_checked and sample is not None:
             forecast.warn_of_one_window(sample)
-        with _resumable(recipe.cache and (bool(stats) or importance is not None)):
+        measured = bool(stats) or importance is not None
+        with calibrate.trail(recipe, source, method.needs, sample, measured) as trail:
             work = Work(
                 source,
                 stats,
@@ -94,6 +95,7 @@ def _converted(recipe: Recipe) -> report.Report:
                 recipe.center,
                 replace(encoding, importance=importance),
                 recipe.finetune is not None,
+                trail=trail,
             )
             plan = methods.planned(method, work)
             check.check_plan(plan, spec)
@@ -108,17 +110,6 @@ def _widest(method: methods.Method, spec: ModelSpec) -> int:
     """KV heads that may share a latent."""
     groupings: Sequence[Mapping[str, int]] = getattr(method, "groupings", ())
     return max((group for each in groupings for group in each.values()), default=spec.n_kv)
-
-
-@contextlib.contextmanager
-def _resumable(kept: bool) -> Iterator[None]:
-    """kept: what was measured lies in the store. An interruption says so."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if not kept:
-            raise
-        raise Interrupted("the calibration is kept: the same command goes on from there") from None
 
 
 def _polished(recipe: Recipe, work: Work, plan: Plan, n_checked: int) -> Plan:

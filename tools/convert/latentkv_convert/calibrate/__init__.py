@@ -11,11 +11,15 @@ A module `calibrate/<name>.py` that is a statistic provides
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from latentkv.version import version
 
 from .. import files
 from ..compute.arithmetic import model_arithmetic, multiplies_bf16
@@ -26,6 +30,7 @@ from ..source.source import Source
 from .sample import Encoded, Sample, encode, read_texts
 from .saved.journal import Journal
 from .saved.store import Layers, Pass, Store
+from .saved.trail import Trail
 
 if TYPE_CHECKING:
     from .watched import Watched
@@ -62,6 +67,24 @@ def collect(
     if line := passes.store.tidied():
         print(line, file=sys.stderr)
     return stats, largest
+
+
+@contextlib.contextmanager
+def trail(
+    recipe: Recipe, source: Source, needs: Sequence[str], sample: Sample | None, measured: bool
+) -> Iterator[Trail]:
+    """For the passes of this recipe's plan. sample: what `collect` has found with `needs`. measured: anything
+    lies in the store.
+
+    Raises:
+        Interrupted: Ctrl-C, with what is kept.
+    """
+    store = Store(recipe.cache and measured)
+    versions = [(name, Passes.module(name).VERSION) for name in needs]
+    windows = () if sample is None else (sample.digest, sample.spare.tobytes(), sample.deep.tobytes())
+    own = replace(recipe, output=Path(), plot=False, cache=True)
+    with store.trail(source.identity(), version(), versions, *windows, own) as found:
+        yield found
 
 
 def _texts(recipe: Recipe, source: Source) -> tuple[Encoded, Encoded | None]:

@@ -24,7 +24,9 @@ def sample(recipe: Recipe) -> tuple[int, int]:
 
 
 def n_bytes(spec: ModelSpec) -> int:
-    return 8 * sum(own.kv_width**2 + own.kv_width * own.head_dim for own in map(spec.at, spec.attention_layers))
+    return 8 * sum(
+        own.kv_width**2 + own.kv_width * own.head_dim for own in map(spec.at, spec.attention_layers)
+    )
 
 
 def collect(stream: LayerStream) -> Iterator[tuple[int, Mapping[str, Array]]]:

@@ -49,7 +49,8 @@ def _crosses(work: Work, shape: Shape, layer: int, side: str, window: int) -> F6
     """[windows, w, w]: Σ x gᵀ of the rows x as they are cached."""
     path = shape.paths[side]
     name = "turned" if path == "rotated" else side
-    crosses, sums = (work.stats["copies"][layer][f"{name}_{of}"].astype(np.float64) for of in ("cross", "pull"))
+    stats = work.stats["copies"][layer]
+    crosses, sums = (stats[f"{name}_{of}"].astype(np.float64) for of in ("cross", "pull"))
     if center.centred(work, layer, side, path):
         mean = center.mean(work, layer, side)
         assert mean is not None
