@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from latentkv.console.durations import duration
 from latentkv.console.progress import stage
 from latentkv.console.whole import Whole
 
@@ -70,16 +71,19 @@ def _converted(recipe: Recipe) -> report.Report:
     files.check_room(recipe, size)
     needs = method.needs or (("activations",) if important else ())
     n_choices = len(getattr(method, "groupings", ("one",)))
-    steps = course.steps(recipe, source, needs, getattr(method, "n_checked", 0), n_choices)
+    n_checked = getattr(method, "n_checked", 0)
     if needs and recipe.device != "cpu":  # before a text is read for it
         from .calibrate.stream import torch_device  # imports torch
 
         torch_device(recipe.device)
-    with Whole(steps) as whole:
+    steps, is_known = course.expected(recipe, source, needs, n_checked, n_choices)
+    if is_known:
+        whole_time = duration(sum(seconds for _, seconds in steps))
+        print(f"this takes about {whole_time} on this machine, as fast as it was just now", file=sys.stderr)
+    with Whole(steps, in_seconds=is_known) as whole:
         whole.begin(course.READ if needs else course.CHOOSE)
         stats, sample = calibrate.collect(method.needs, recipe, source, important, size)
         importance = stats.pop("activations", None)
-        n_checked = getattr(method, "n_checked", 0)
         if n_checked and sample is not None:
             forecast.warn_of_one_window(sample)
         measured = bool(stats) or importance is not None
