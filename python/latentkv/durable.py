@@ -8,9 +8,11 @@ process, and is removed when the next file is written to its folder.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -49,6 +51,28 @@ def writing(target: Path, flushed: bool = True) -> Iterator[IO[bytes]]:
     """The same, open, and its owner's alone."""
     with replacing(target, 0o600, flushed) as temporary, temporary.open("wb") as file:
         yield file
+
+
+def rehearse(target: Path, size: int) -> None:
+    """Does what `replacing` will do, with a file of `size` bytes that takes no room, before hours of work.
+
+    Raises:
+        OSError: of the target: no permission for its folder or to replace it, a limit of sizes.
+    """
+    sweep(target.parent)
+    temporary, handle = _created(target, 0o600)
+    try:
+        os.truncate(handle, size)
+        folder, own = target.parent.stat(), os.geteuid()
+        is_foreign = target.exists() and own not in (0, folder.st_uid, target.stat().st_uid)
+        if is_foreign and folder.st_mode & stat.S_ISVTX:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(target))
+    except OSError as error:
+        error.filename = str(target)
+        raise
+    finally:
+        temporary.unlink(missing_ok=True)
+        os.close(handle)
 
 
 def sweep(folder: Path) -> None:

@@ -20,6 +20,7 @@ from latentkv.console.stage import Stage
 LINE = 10.0  # seconds between two lines of a log or a pipe
 _REDRAW = 0.5  # seconds, on a terminal
 _KNOWN = 0.01  # of the whole: what is left is not said before
+_TRUST = 0.3  # of the whole: as much as an expectation in seconds counts beside what was seen
 
 current: Whole | None = None
 
@@ -36,14 +37,17 @@ class Step:
 class Whole:
     """`with Whole([("reading", 1), ("writing", 20)]):` makes every `progress.stage` inside a part of it. A
     thread of its own says how far it is, also while nothing moves. Stages that are never entered were not
-    necessary, and are not counted once a later one begins."""
+    necessary, and are not counted once a later one begins. in_seconds: costs are what they are expected to
+    take, which what is left follows until the job itself says otherwise."""
 
     def __init__(
         self,
         steps: Sequence[tuple[str, float]],
         out: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
+        in_seconds: bool = False,
     ) -> None:
+        self._in_seconds = in_seconds
         self._steps = [Step(label, cost) for label, cost in steps]
         self._at, self._reached = 0, 0.0
         self._clock, self._start, self._note = clock, clock(), ""
@@ -98,7 +102,8 @@ class Whole:
         current = self._steps[self._at]
         if current.label == label and current.open:
             return current
-        current.done, current.open = 1.0, False
+        if current.entered:
+            current.done, current.open = 1.0, False
         left = (i for i, step in enumerate(self._steps) if step.label == label and not step.entered)
         at = next(left, None)
         if at is None:
@@ -124,10 +129,17 @@ class Whole:
 
     def _times(self) -> str:
         spent, share = self._spent(), self.share()
-        if share < _KNOWN or spent < 1:
+        if (share < _KNOWN or spent < 1) and not self._in_seconds:
             return duration(spent)
-        left = spent * (1 - share) / share
+        left = self._left(spent, share)
         return f"{100 * share:.0f} % of all, {duration(spent)}, about {duration(left)} left"
+
+    def _left(self, spent: float, share: float) -> float:
+        if not self._in_seconds:
+            return spent * (1 - share) / share
+        whole = sum(step.cost for step in self._steps)
+        pace = (_TRUST * whole + spent) / ((_TRUST + share) * whole or 1.0)
+        return whole * (1 - share) * pace
 
     def _beat(self) -> None:
         while not self._ended.wait(LINE if self._drawn is None else _REDRAW):

@@ -86,6 +86,7 @@ def test_fisher_moments_equal_autograd_through_the_body_copies(
     measured, held = copies.split(3)
     assert (measured, held) == ([0, 1], [2])
     slopes: dict[tuple[int, str], list[np.ndarray]] = {}
+    pulls: dict[int, list[np.ndarray]] = {}
     turn = sys.modules[type(model).__module__].apply_rotary_pos_emb
     cos, sin = model.model.rotary_emb(torch.zeros(1, dtype=torch.float64), torch.arange(WINDOW)[None])
     for window in measured:
@@ -94,6 +95,8 @@ def test_fisher_moments_equal_autograd_through_the_body_copies(
         loss = (chosen[:, ::2] - chosen[:, 1::2]).sum() / (2 * head.PAIRS) ** 0.5
         found_slopes = torch.autograd.grad(loss, list(probe.zeros.values()))
         for key, slope in zip(probe.zeros, found_slopes, strict=True):
+            if key[1] == "k":
+                pulls.setdefault(key[0], []).append(flat(probe.after_rope[key[0]]).T @ flat(slope))
             # a rotation's transpose turns the other way: from after RoPE to before it
             turned = turn(slope, slope, cos, -sin)[0] if key[1] == "k" else slope
             slopes.setdefault(key, []).append(flat(turned))
@@ -103,6 +106,9 @@ def test_fisher_moments_equal_autograd_through_the_body_copies(
         for layer in range(source.spec.n_layer)
         if (layer, "k") not in slopes
     )
+    for layer, expected in pulls.items():
+        got = found[layer]["turned_cross"]
+        assert np.linalg.norm(got - expected) / np.linalg.norm(expected) < 1e-3, layer
     for (layer, side), parts in slopes.items():
         name = "normed" if side == "k" and "normed_fisher" in found[layer] else side
         rows = np.concatenate([part[SINK:] for part in parts])

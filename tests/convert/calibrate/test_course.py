@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,8 @@ import pytest
 from conftest import DEMO
 from latentkv.console import whole
 from latentkv.plan import kv_budget
-from latentkv_convert import calibrate, cli
+from latentkv_convert import calibrate, cli, course
+from latentkv_convert.calibrate import speed
 from latentkv_convert.plan import unmeasured
 from latentkv_convert.recipe import Recipe
 from latentkv_convert.source.checkpoint_source import CheckpointSource
@@ -81,6 +83,56 @@ def test_statistics_of_the_cache_are_not_counted(
     lines.clear()
     assert cli.main(words(tiny, calib, tmp_path / "out.gguf", "60%")) == 0
     assert "stage 4 of 6, choosing ranks and bits" in lines[0]
+
+
+def test_how_long_it_takes_is_said_before_the_text_is_read(
+    tiny: Tiny,
+    calib: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """By what this machine did for less than two seconds: of one that is busy with something else it says
+    more."""
+
+    class Begun(Exception):
+        pass
+
+    def begun(*_: object) -> None:
+        raise Begun
+
+    monkeypatch.setattr(course, "_WORTH", 0.0)
+    monkeypatch.setattr(calibrate, "encode", begun)
+    command = words(tiny, calib, tmp_path / "out.gguf", "60%")
+    said: list[float] = []
+    for slower in (1, 8):
+        capsys.readouterr()
+        with monkeypatch.context() as patch, pytest.raises(Begun):
+            seconds = speed._seconds
+            patch.setattr(speed, "_seconds", lambda *given, by=slower: by * seconds(*given))
+            started = time.monotonic()
+            cli.main(command)
+        assert time.monotonic() - started < 30
+        first = capsys.readouterr().err.splitlines()[0]
+        match = re.fullmatch(
+            r"this takes about ([\d.]+) (s|min|h) on this machine, as fast as it was just now", first
+        )
+        assert match, first
+        said.append(float(match[1]) * {"s": 1, "min": 60, "h": 3600}[match[2]])
+    assert 0 < said[0] < said[1]
+
+
+def test_a_second_of_work_costs_what_it_is_expected_to() -> None:
+    """The stages of a plan in proportion to the work that they are of."""
+    source = CheckpointSource(DEMO)
+    recipe = Recipe(DEMO, Path("out"), "waterfill", {"quick": False})
+
+    def of(machine: course.Speed) -> float:
+        return sum(seconds for _, seconds in course.steps(recipe, source, ("copies",), 4, 1, machine))
+
+    default = course.Speed()
+    slow = course.Speed({kind: speed / 2 for kind, speed in default.product.items()}, 2e-9, 9e-9, 5e-9, 6e-9)
+    assert of(slow) == pytest.approx(2 * of(default), rel=0.1)
 
 
 def test_a_budget_that_nobody_measured_is_said_to_be_so_first(

@@ -150,10 +150,66 @@ def test_after_the_calibration(
         patch.setattr(waterfill, "tables", interrupted)
         assert cli.main(words) == 130
     *_, last = capsys.readouterr().err.splitlines()
-    assert last.endswith("nothing written; the calibration is kept: the same command goes on from there")
+    assert "nothing written; the calibration and 1 step of the choice are kept (" in last
+    assert last.endswith("): the same command goes on from there")
     runs.take()
     assert cli.main(words) == 0
     assert not runs.take()
+
+
+@pytest.mark.parametrize("prefer", ["speed", "size"])
+def test_a_plan_goes_on_from_every_layer_of_its_passes(
+    tiny: Tiny,
+    calib: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    prefer: str,
+) -> None:
+    """The layers that a plan is priced in, run on, and its loss divided among: none is computed twice, but
+    for the one that was interrupted."""
+    seen: list[str] = []
+    stop: int | None = None
+
+    def counted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*given: Any, **named: Any) -> Any:
+            if len(seen) == stop:
+                raise KeyboardInterrupt
+            seen.append(name)
+            return call(*given, **named)
+
+        return step
+
+    layer = LayerStream.layer
+
+    def checked(stream: LayerStream, index: int, after: int | None = None) -> Any:
+        own = counted(f"{stream.label} {index}", layer) if stream.label == "check" else layer
+        return own(stream, index, after)
+
+    monkeypatch.setattr(LayerStream, "layer", checked)
+    monkeypatch.setattr(waterfill, "tables", counted("tables", waterfill.tables))
+    out = tmp_path / "out.gguf"
+    words = command(tiny, calib, out, "waterfill", "--prefer", prefer)
+    root = use_cache(monkeypatch, tmp_path / "whole")
+    assert cli.main(words) == 0
+    expected, whole = out.read_bytes(), list(seen)
+    shutil.copytree(root, tmp_path / "measured")
+    assert not list(root.glob(".partial-*"))
+    for at in range(1, len(whole), 9):
+        shutil.rmtree(root)
+        shutil.copytree(tmp_path / "measured", root)
+        out.unlink()
+        seen.clear()
+        stop = at
+        assert cli.main(words) == 130
+        (folder,) = root.glob(".partial-*")
+        first, stop = list(seen), None
+        capsys.readouterr()
+        assert cli.main(words) == 0
+        assert "resuming: " in capsys.readouterr().err
+        assert out.read_bytes() == expected
+        assert first + seen[at:] == whole
+        assert not folder.exists()
 
 
 def test_other_options_texts_and_sources_start_anew(
@@ -314,9 +370,10 @@ def test_the_cache_has_a_limit(tmp_path: Path) -> None:
     assert list(store.root.glob(".partial-*"))
 
 
+@pytest.mark.parametrize("state", ["states/h2.*.npy", "*/states/r3.*.npy", "*/states/g3.*.npy"])
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_a_killed_process_is_gone_on_with(
-    tiny: Tiny, calib: Path, tmp_path: Path, how: signal.Signals
+    tiny: Tiny, calib: Path, tmp_path: Path, how: signal.Signals, state: str
 ) -> None:
     out, cache = tmp_path / "out.gguf", tmp_path / "killed"
     calib.write_text(TEXT * 4, encoding="utf-8")
@@ -324,7 +381,7 @@ def test_a_killed_process_is_gone_on_with(
     words = [sys.executable, str(SCRIPT), *command(tiny, calib, out, "waterfill", *more)]
     environment = os.environ | {"XDG_CACHE_HOME": str(cache), "OMP_NUM_THREADS": "1"}
     child = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment)
-    while child.poll() is None and not list(cache.rglob("states/h2.*.npy")):
+    while child.poll() is None and not list(cache.rglob(f".partial-*/{state}")):
         time.sleep(0.005)
     child.send_signal(how)
     _, errors = child.communicate(timeout=60)

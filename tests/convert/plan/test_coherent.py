@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from latentkv.plan.allocation import Table
+from latentkv_convert.calibrate import copies
 from latentkv_convert.fuse import energy
+from latentkv_convert.ir import Basis
 from latentkv_convert.plan import coherent
 from latentkv_convert.plan.allotment import DROP_PENALTY
 from latentkv_convert.plan.candidates import FORMATS, Shape
@@ -15,23 +20,33 @@ from latentkv_convert.plan.candidates import FORMATS, Shape
 ALONE = 1e-4
 
 
-def test_rows_are_whole_and_gradients_are_what_a_coordinate_gives() -> None:
-    rows, slopes, down = torch.randn(50, 8), torch.randn(50, 8), torch.randn(8, 8)
-    found = coherent.Dropped.__new__(coherent.Dropped)
-    found.mean, found.factors = torch.ones(8), [(down[:4, :4], down[:4, 4:]), (down[4:, :4], down[4:, 4:])]
-    found.shares = [torch.zeros(8, requires_grad=True) for _ in range(3)]
-    own = found.noting(1)
-    assert torch.equal(own(rows), rows)
-    (own(rows) * slopes).sum().backward()
-    parts = (rows - 1).unflatten(1, (2, 4)), slopes.unflatten(1, (2, 4))
-    for group, (encode, decode) in enumerate(found.factors):
-        x, g = (part[:, group] for part in parts)
-        expected = -((x @ encode) * (g @ decode.T)).sum(0)
-        assert found.shares[1].grad is not None
-        torch.testing.assert_close(found.shares[1].grad[4 * group :][:4], expected)
-    assert found.shares[0].grad is None
-    assert len(found.taken(3)) == 1
-    assert found.shares[1].grad is None
+def test_a_coordinate_pulls_as_much_as_its_tokens_together() -> None:
+    """The gradient by a coordinate's share, of two groups of heads, is in the sums that a text leaves."""
+    rng = np.random.default_rng(0)
+    rows, slopes = rng.standard_normal((2, 3, 50, 8))
+    pairs = [
+        copies.crossed(torch.from_numpy(x), torch.from_numpy(g)) for x, g in zip(rows, slopes, strict=True)
+    ]
+    stats = {f"v_{of}": torch.stack([pair[of] for pair in pairs]).numpy() for of in ("cross", "pull")}
+    stats |= {"v_moment": np.eye(8), "v_mean": np.full(8, 2.0)}
+    bases = tuple(Basis(np.ones(4), *rng.standard_normal((2, 4, 4))) for _ in range(2))
+    head = SimpleNamespace(n_kv=2, head_dim=4)
+    head.of_side = lambda side: head
+    spec: Any = SimpleNamespace(row_layers=(0,), before_scores=True, at=lambda layer: head)
+    work: Any = SimpleNamespace(
+        spec=spec, stats={"copies": [stats]}, center=True, sample=SimpleNamespace(tokens=np.zeros((3, 50)))
+    )
+    work.bases = lambda layer, side, group: bases
+    candidate: Any = SimpleNamespace(group=lambda spec, layer, side: 1)
+    shape = Shape({"k": "latent", "v": "latent"}, (32,), 4, 128, None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(coherent, "SIDES", ("v",))
+        found = coherent.pulls(work, shape, candidate)[0, "v"]
+    about_mean = rows - stats["v_mean"]
+    for at, basis in enumerate(bases):
+        own = slice(4 * at, 4 * at + 4)
+        expected = ((about_mean[..., own] @ basis.down) * (slopes[..., own] @ basis.up.T)).sum(1) / 50**0.5
+        assert np.allclose(found[:, own], expected)
 
 
 @pytest.mark.parametrize("regains", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 import time
 
@@ -101,6 +102,29 @@ def test_one_line_says_the_stage_and_what_is_left_of_all() -> None:
             part.note("loss 2.3")
             assert job.line().endswith("about 80 s left, loss 2.3")
         assert job.share() == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("slower", [1.0, 1.2, 3.0])
+def test_what_is_left_begins_with_what_was_expected(slower: float) -> None:
+    """In seconds. A machine that keeps its word keeps the sum of what was spent and what is left; one that
+    does not is believed little by little."""
+    clock = Clock()
+    job = Whole([("reading", 3.0), ("measuring", 27.0)], io.StringIO(), clock, in_seconds=True)
+    with job:
+        job.begin("reading")
+        assert job.line() == "stage 1 of 2, reading: 0 % of all, 0 s, about 30 s left"
+        sums = []
+        with progress.stage(27, "measuring", "window") as part:
+            clock.now += 3 * slower
+            for _ in range(27):
+                clock.now += slower
+                part.update(1)
+                spent, left = (float(word) for word in re.findall(r"(\d+(?:\.\d+)?) s", job.line())[:2])
+                sums.append(spent + left)
+    assert sums[-1] == pytest.approx(30 * slower, abs=1)
+    assert max(sums) < 30 * slower + 2
+    assert sums[0] <= 30 + 15 * (slower - 1)
+    assert sums == pytest.approx(sorted(sums), abs=2)
 
 
 def test_a_stage_of_two_parts_has_one_number() -> None:

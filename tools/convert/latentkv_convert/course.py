@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from .compute.arithmetic import multiplies_bf16
 from .recipe import Recipe
@@ -22,59 +23,99 @@ WRITE = "writing"
 # 8.5 % of f16 loses 0.024 nats in windows of 2048 tokens and 0.042 in those of 4096.
 DEEP = 2
 ROUGHLY = 2  # windows that a plan is checked on first
-PULLED = 4  # windows whose gradients by dropped segments are taken
+# How many of the windows that a plan is checked on say what exact tokens cost. Rounding alone costs much the
+# same everywhere: all rows of SmolLM2-135M in q8_0 2.3e-4 nats, with a standard error of 2 % over four
+# windows.
+PRICED = 1
 SHARED = 4  # windows whose loss is divided among the segments of a plan
 
-# Seconds of two cores of an AMD EPYC of 2024. On other machines all of them are longer or shorter together.
-_PRODUCT = {True: 0.7e12, False: 0.35e12}  # operations a second: of bf16, of f32
-_SCORE, _SCORE_BACK = 1e-9, 3.5e-9  # a query and a key of one head, in either direction
-_ENTRY = 2.5e-9  # of the vocabulary, for every token whose next one is drawn
-_BYTES = 3e8  # read or written a second
+_WORTH = 60.0  # seconds of a conversion from which the machine is measured
+_CORES = 2  # of the machine that the default speed is of
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Of a machine with all its cores; as it stands, of two cores of an AMD EPYC of 2024."""
+
+    product: Mapping[bool, float] = field(default_factory=lambda: {True: 0.7e12, False: 0.35e12})
+    # operations a second: of bf16, of f32
+    score: float = 1e-9  # seconds for a query and a key of one head that has two copies of tokens
+    score_back: float = 4.5e-9  # for both directions
+    entry: float = 2.5e-9  # of the vocabulary, for every token whose next one is drawn
+    number: float = 3e-9  # of a weight that is read
+
+    def of(self, operations: float, reduced: bool = False) -> float:
+        return operations / self.product[reduced]
+
+
+Steps = list[tuple[str, float]]
+
+
+def expected(
+    recipe: Recipe, source: Source, needs: Sequence[str], n_checked: int = 0, n_choices: int = 1
+) -> tuple[Steps, bool]:
+    """The stages with seconds, and whether these are of this machine: a conversion of less than a minute, or
+    on a GPU, is not worth measuring it. Arguments are those of `steps`."""
+    found = steps(recipe, source, needs, n_checked, n_choices)
+    if recipe.device != "cpu" or not needs or sum(seconds for _, seconds in found) < _WORTH:
+        return found, False
+    from .calibrate import speed  # imports torch
+
+    window = min(recipe.calib_window, source.spec.n_ctx)
+    machine = speed.measured(source, window, recipe.device)
+    return steps(recipe, source, needs, n_checked, n_choices, machine), True
 
 
 def steps(
-    recipe: Recipe, source: Source, needs: Sequence[str], n_checked: int = 0, n_choices: int = 1
-) -> list[tuple[str, float]]:
+    recipe: Recipe,
+    source: Source,
+    needs: Sequence[str],
+    n_checked: int = 0,
+    n_choices: int = 1,
+    machine: Speed | None = None,
+) -> Steps:
     """In the order in which they come. needs: statistics. n_checked: windows that a plan is checked on, the
     first of them before the others. n_choices: plans that are compared."""
-    spec, window = source.spec, min(recipe.calib_window, source.spec.n_ctx)
+    spec, window, machine = source.spec, min(recipe.calib_window, source.spec.n_ctx), machine or Speed()
     reduced = multiplies_bf16(recipe.device)
-    n_attending = len(spec.attention_layers)
     weights = n_weights(source)
-    scores = n_attending * spec.n_head * window
-    up = 2 * weights / _PRODUCT[reduced] + _SCORE * scores
-    entries, in_f32 = (
-        spec.n_vocab * (2 * spec.n_embd / _PRODUCT[as_bf16] + _ENTRY) for as_bf16 in (reduced, False)
-    )
-    back = 2 * 2 * weights / _PRODUCT[reduced] + _SCORE_BACK * scores + entries
-    check = 2 * weights / _PRODUCT[False] + 1.5 * _SCORE * DEEP * scores
+    scores = len(spec.attention_layers) * spec.n_head * window  # of one token, if it read the whole window
+    read = machine.number * weights / _CORES  # beside what is computed
+    up = machine.of(2 * weights, reduced) + machine.score * scores
+    entries = {kind: machine.of(2 * spec.n_embd * spec.n_vocab, kind) for kind in (True, False)}
+    drawn = machine.entry * spec.n_vocab
+    back = machine.of(3.5 * weights, reduced) + machine.score_back * scores + entries[reduced] + drawn
     deep = deep_window(window, spec.n_ctx)
-    a_run = deep * (2 * check + in_f32)  # by two models, which both predict every other token
-    read = 1.0 + weights / _BYTES
-    found = [(READ, read)] if needs else []
+    exact = deep * (machine.of(2 * weights) + machine.score * scores * deep / window) + read
+    cached = 1.2 * exact + deep * (entries[False] + drawn / 2)  # both predict every other token
+    found = [(READ, 1.0 + read)] if needs else []
     for name in needs:
         with_gradients = name in ("copies", "fisher")
         n_tokens = recipe.fisher_tokens if with_gradients else recipe.calib_tokens
-        found.append((MEASURE, n_tokens * up))
+        found.append((MEASURE, n_tokens * up + read))
         if with_gradients:
-            found.append((WEIGH, n_tokens * back))
+            found.append((WEIGH, n_tokens * back + read))
     choose = 1.0 + 2 * sum((spec.at(layer).kv_width / 512) ** 2 for layer in spec.attention_layers)
     if n_checked:
-        found.append((CHOOSE, a_run))
-    found += [(CHOOSE, choose)] * n_choices
+        found.append((CHOOSE, PRICED * (exact + cached)))
+    found += [(CHOOSE, choose * Speed().product[False] / machine.product[False])] * n_choices
     if n_checked:
-        n_pulled = min(PULLED * window, recipe.fisher_tokens)
-        found.append((CHOOSE, n_pulled * (2 * check + _SCORE_BACK * scores + entries)))
         first = min(n_checked, ROUGHLY)
-        back_too = min(SHARED * window, recipe.fisher_tokens) * (3 * check + _SCORE_BACK * scores + entries)
-        times = (first * a_run, back_too, first * a_run, (n_checked - first) * a_run)
-        found += [(CHECK, seconds) for seconds in times if seconds]
+        shared = min(SHARED * window, recipe.fisher_tokens)
+        down = machine.of(3.5 * weights) + 1.2 * machine.score_back * scores * deep / window
+        run = (exact + 1.2 * exact) / deep + down + 1.5 * (2 * entries[False] + drawn)
+        found += [
+            (CHECK, first * cached + max(first - PRICED, 0) * exact),
+            (CHECK, shared * run + read),
+            (CHECK, first * cached),
+            (CHECK, (n_checked - first) * (exact + cached)),
+        ]
     if polish := recipe.options.get("polish"):
-        found.append((POLISH, 4 * window * polish * (4 * up + _SCORE_BACK * scores + entries)))
-        found.append((CHECK, n_checked * a_run))
+        found.append((POLISH, 4 * window * polish * (4 * up + machine.score_back * scores + entries[False])))
+        found.append((CHECK, n_checked * cached))
     if recipe.finetune is not None:
         found.append((TRAIN, recipe.finetune.steps * 2048 * 3 * up))
-    return [*found, (WRITE, 1.0 + weights / _BYTES)]
+    return [each for each in [*found, (WRITE, 1.0 + machine.number * weights)] if each[1]]
 
 
 def deep_window(window: int, n_ctx: int) -> int:

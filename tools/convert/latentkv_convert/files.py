@@ -4,9 +4,13 @@ stops."""
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+from latentkv import durable
+from latentkv.quantities import bytes_text
 
 from .errors import ConvertError
 from .recipe import Recipe
@@ -24,6 +28,7 @@ _READ_NAMES = (
     "merges.txt",
     "chat_template.json",
 )
+_SMALL = 1 << 20  # bytes of a report or a picture, at most
 _KINDS = {
     stat.S_IFDIR: "the directory",
     stat.S_IFCHR: "the device",
@@ -55,6 +60,35 @@ def check(recipe: Recipe) -> None:
             raise ConvertError("--output", "a file name", f"{_KINDS.get(kind, 'the special file')} {path}")
         if _is_read(recipe.source, target) or _is_one_of(target, read):
             raise ConvertError("--output", "a file that this conversion does not read", str(path))
+
+
+def check_room(recipe: Recipe, n_bytes: int) -> None:
+    """Tries to write before the long work. n_bytes: of the output, at most.
+
+    Raises:
+        ConvertError: there is no permission, or too little room.
+    """
+    sizes = (n_bytes, *[_SMALL] * (len(recipe.outputs) - 1))
+    for path, size in zip(recipe.outputs, sizes, strict=True):
+        try:
+            durable.rehearse(Path(os.path.realpath(path)), size)
+        except OSError as error:
+            raise ConvertError("output", f"to write {path}", error.strerror or str(error)) from None
+    check_free("output", folder_of(recipe), sum(sizes), "choose another folder for it")
+
+
+def folder_of(recipe: Recipe) -> Path:
+    """Where the output will lie."""
+    return Path(os.path.realpath(recipe.output)).parent
+
+
+def check_free(where: str, folder: Path, need: int, hint: str) -> None:
+    """Raises:
+    ConvertError: fewer than `need` bytes are free in a folder.
+    """
+    free = shutil.disk_usage(folder).free
+    if need > free:
+        raise ConvertError(where, f"{bytes_text(need)} free at {folder}", bytes_text(free), hint)
 
 
 def _check_text(option: str, path: Path) -> None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from latentkv.console.durations import duration
 from latentkv.console.progress import stage
 from latentkv.console.whole import Whole
 
 from . import calibrate, course, files, pictures, report
 from .compute.arithmetic import host_threads
-from .errors import ConvertError, Interrupted
-from .ir import Plan
+from .errors import ConvertError
+from .ir import ModelSpec, Plan
 from .plan import forecast, methods, unmeasured
 from .recipe import Recipe
 from .source.open_source import open_source
@@ -58,21 +59,35 @@ def _converted(recipe: Recipe) -> report.Report:
     own_keys = keys.of_model(recipe, source, outtype)
     important = measures_importance(recipe, outtype)
     unmeasured.warn_of_budget(recipe, spec)
+    weighed = () if important else None
+    encoding = Encoding.of(spec, outtype, recipe.factor_type, recipe.outtype is None, weighed)
+    size = full_bytes.most(
+        source,
+        encoding,
+        [] if recipe.sidecar else others.tensors(source),
+        own_keys,
+        0 if recipe.method == "none" else _widest(method, spec),
+    )
+    files.check_room(recipe, size)
     needs = method.needs or (("activations",) if important else ())
     n_choices = len(getattr(method, "groupings", ("one",)))
-    steps = course.steps(recipe, source, needs, getattr(method, "n_checked", 0), n_choices)
+    n_checked = getattr(method, "n_checked", 0)
     if needs and recipe.device != "cpu":  # before a text is read for it
         from .calibrate.stream import torch_device  # imports torch
 
         torch_device(recipe.device)
-    with Whole(steps) as whole:
+    steps, is_known = course.expected(recipe, source, needs, n_checked, n_choices)
+    if is_known:
+        whole_time = duration(sum(seconds for _, seconds in steps))
+        print(f"this takes about {whole_time} on this machine, as fast as it was just now", file=sys.stderr)
+    with Whole(steps, in_seconds=is_known) as whole:
         whole.begin(course.READ if needs else course.CHOOSE)
-        stats, sample = calibrate.collect(method.needs, recipe, source, important)
+        stats, sample = calibrate.collect(method.needs, recipe, source, important, size)
         importance = stats.pop("activations", None)
-        n_checked = getattr(method, "n_checked", 0)
         if n_checked and sample is not None:
             forecast.warn_of_one_window(sample)
-        with _resumable(recipe.cache and (bool(stats) or importance is not None)):
+        measured = bool(stats) or importance is not None
+        with calibrate.trail(recipe, source, method.needs, sample, measured) as trail:
             work = Work(
                 source,
                 stats,
@@ -82,8 +97,9 @@ def _converted(recipe: Recipe) -> report.Report:
                 recipe.device,
                 recipe.rotate,
                 recipe.center,
-                Encoding.of(spec, outtype, recipe.factor_type, recipe.outtype is None, importance),
+                replace(encoding, importance=importance),
                 recipe.finetune is not None,
+                trail=trail,
             )
             plan = methods.planned(method, work)
             check.check_plan(plan, spec)
@@ -94,15 +110,10 @@ def _converted(recipe: Recipe) -> report.Report:
             return report.finish(recipe, work, plan, size, added, recovery)
 
 
-@contextlib.contextmanager
-def _resumable(kept: bool) -> Iterator[None]:
-    """kept: what was measured lies in the store. An interruption says so."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if not kept:
-            raise
-        raise Interrupted("the calibration is kept: the same command goes on from there") from None
+def _widest(method: methods.Method, spec: ModelSpec) -> int:
+    """KV heads that may share a latent."""
+    groupings: Sequence[Mapping[str, int]] = getattr(method, "groupings", ())
+    return max((group for each in groupings for group in each.values()), default=spec.n_kv)
 
 
 def _polished(recipe: Recipe, work: Work, plan: Plan, n_checked: int) -> Plan:

@@ -10,6 +10,7 @@ import numpy as np
 
 from .calibrate.kept import Kept
 from .calibrate.sample import Sample
+from .calibrate.saved.trail import Trail
 from .compute.memo import Memo
 from .ir import F32, F64, OF_VALUE, Array, Basis, ModelSpec, Plan
 from .source.source import Source
@@ -32,6 +33,7 @@ class Work:
     trains: bool = False  # the factors, after the plan
     polished: Mapping[tuple[int, str], tuple[Basis, ...]] = field(default_factory=dict)  # of the plan's sides
     kept: Kept = field(default_factory=Kept)
+    trail: Trail = field(default_factory=Trail)
     _sigmas: dict[tuple[int, str, int], tuple[F64, ...]] = field(default_factory=dict)
     _kept: Memo[tuple[int, str, int], tuple[Basis, ...]] = field(default_factory=lambda: Memo(KEEP_BYTES))
 

@@ -6,16 +6,22 @@ A module `calibrate/<name>.py` that is a statistic provides
     def sample(recipe) -> (tokens, window)              how much text it reads
     def collect(stream: LayerStream, **settings) -> Iterator    (layer, {array name: array}), in any order
     def settings(recipe) -> {name: value}               optional: what else the numbers depend on
+    def n_bytes(spec) -> int                            optional: of its arrays, where they are matrices
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from latentkv.version import version
+
+from .. import files
 from ..compute.arithmetic import model_arithmetic, multiplies_bf16
 from ..course import deep_window
 from ..ir import Array
@@ -24,19 +30,21 @@ from ..source.source import Source
 from .sample import Encoded, Sample, encode, read_texts
 from .saved.journal import Journal
 from .saved.store import Layers, Pass, Store
+from .saved.trail import Trail
 
 if TYPE_CHECKING:
     from .watched import Watched
 
 
 def collect(
-    needs: Sequence[str], recipe: Recipe, source: Source, activations: bool = False
+    needs: Sequence[str], recipe: Recipe, source: Source, activations: bool = False, output: int = 0
 ) -> tuple[dict[str, Layers], Sample | None]:
     """Every needed statistic, from the store or by running the model; and the largest sample that was read
-    for `needs`. activations: that statistic too, from the first of the passes.
+    for `needs`. activations: that statistic too, from the first of the passes. output: bytes of the file to
+    be written.
 
     Raises:
-        ConvertError: a text that is too short, or activations that are not finite.
+        ConvertError: a text that is too short, activations that are not finite, or no room to keep them.
     """
     if not needs and not activations:
         return {}, None
@@ -44,6 +52,7 @@ def collect(
     passes = Passes(recipe, source, text, other, Store(recipe.cache), source.identity())
     first = needs[0] if needs else "activations"
     watched = passes.watched(first) if activations else None
+    passes.check_room(needs, output)
     stats: dict[str, Layers] = {}
     largest: Sample | None = None
     for name in needs:
@@ -58,6 +67,24 @@ def collect(
     if line := passes.store.tidied():
         print(line, file=sys.stderr)
     return stats, largest
+
+
+@contextlib.contextmanager
+def trail(
+    recipe: Recipe, source: Source, needs: Sequence[str], sample: Sample | None, measured: bool
+) -> Iterator[Trail]:
+    """For the passes of this recipe's plan. sample: what `collect` has found with `needs`. measured: anything
+    lies in the store.
+
+    Raises:
+        Interrupted: Ctrl-C, with what is kept.
+    """
+    store = Store(recipe.cache and measured)
+    versions = [(name, Passes.module(name).VERSION) for name in needs]
+    windows = () if sample is None else (sample.digest, sample.spare.tobytes(), sample.deep.tobytes())
+    own = replace(recipe, output=Path(), plot=False, cache=True)
+    with store.trail(source.identity(), version(), versions, *windows, own) as found:
+        yield found
 
 
 def _texts(recipe: Recipe, source: Source) -> tuple[Encoded, Encoded | None]:
@@ -98,6 +125,33 @@ class Passes:
     def key(self, name: str, sample: Sample, *settings: object) -> str:
         return self.store.key(self.identity, sample.digest, name, self.module(name).VERSION, *settings)
 
+    def settings(self, name: str) -> dict[str, Any]:
+        """What else the numbers of a statistic depend on."""
+        found = getattr(self.module(name), "settings", None)
+        return found(self.recipe) if found else {}
+
+    def settled_key(self, name: str, sample: Sample) -> str:
+        return self.key(name, sample, *self.settings(name).items())
+
+    def check_room(self, names: Sequence[str], output: int) -> None:
+        """Before the first pass. output: bytes of the file, which may come to the same disk.
+
+        Raises:
+            ConvertError: the store cannot be written, or has too little room for what is not in it yet.
+        """
+        spec, store = self.source.spec, self.store
+        n_bytes = sum(
+            self.module(name).n_bytes(spec)
+            for name in names
+            if hasattr(self.module(name), "n_bytes")
+            and not store.load(self.settled_key(name, self.sample(name)), spec.n_layer)
+        )
+        root, folder = store.prepared(), files.folder_of(self.recipe)
+        if root is None:
+            return
+        both = output if root.stat().st_dev == folder.stat().st_dev else 0
+        files.check_free("cache", root, n_bytes + both, "set XDG_CACHE_HOME or pass --no-cache")
+
     def watched(self, name: str) -> Watched:
         """Activations of the pass for this statistic."""
         from .watched import Watched  # imports torch
@@ -109,8 +163,8 @@ class Passes:
     ) -> Layers:
         """watched: also sees the layers, if it still has to and the pass is run. key: in the store."""
         module, n_layer, device = self.module(name), self.source.spec.n_layer, self.recipe.device
-        settings = module.settings(self.recipe) if hasattr(module, "settings") else {}
-        key = key or self.key(name, sample, *settings.items())
+        settings = self.settings(name)
+        key = key or self.settled_key(name, sample)
         found = self.store.load(key, n_layer)
         if found is not None:
             return found

@@ -27,8 +27,9 @@ from .mixers import mla
 from .stream import NOTHING, LayerStream, added, noting
 from .two_copies import TwoCopies
 
-VERSION = 7
+VERSION = 8
 N_ROWS = 2048  # real rows kept per layer and side, to measure quantizers on
+PULLED = 4  # windows whose rows are multiplied with their gradients
 # A token's |g|² counts up to so many times the mean of its window. A few tokens that every query reads have a
 # thousand times as much, and each is one random direction: without a limit F is noise of them.
 LIMIT = 20.0
@@ -41,6 +42,11 @@ def sample(recipe: Recipe) -> tuple[int, int]:
 def settings(recipe: Recipe) -> dict[str, int]:
     """What else the numbers depend on."""
     return {"sink": recipe.options["sink"], "recent": recipe.options["recent"], "seed": recipe.seed}
+
+
+def n_bytes(spec: ModelSpec) -> int:
+    widths = [spec.at(layer).kv_width for layer in spec.row_layers]
+    return 3 * sum(w * (3 * 8 * w + 4 * PULLED * w + 4 * N_ROWS * 2) for w in widths)
 
 
 def split(n_windows: int) -> tuple[list[int], list[int]]:
@@ -62,6 +68,9 @@ def collect(
     *_moment, *_weighted, *_fisher [w, w] float64, E[x xᵀ], the same over tokens weighted by |g|², and E[g
     gᵀ]; *_mean, *_weighted_mean [w]; *_rows [n, w] float32, evenly spaced real rows, and *_energy [n, n_kv]
     float32, |g|² per KV head of those rows over its mean over all tokens.
+
+    And of the first PULLED windows, for k, v and turned, a key as it meets queries (not with MLA): *_cross
+    [windows, w, w] float32, Σ x gᵀ over all tokens, and *_pull [windows, w], Σ g.
     """
     check_window(stream, sink, recent)
     windows, _ = split(stream.n_windows)
@@ -170,7 +179,12 @@ def limited(slopes: Tensor) -> Tensor:
     return slopes * (LIMIT * energy.mean() / energy.clamp_min(tiny)).clamp_max(1).sqrt()
 
 
-Found = dict[str, tuple[dict[str, Tensor], Tensor, Tensor]]
+def crossed(values: Tensor, slopes: Tensor) -> dict[str, Tensor]:
+    """Of one window, both [window, w]. The sum of x·d and g·u over tokens is dᵀ (Σ x gᵀ) u."""
+    return {"cross": values.T @ slopes, "pull": slopes.sum(0)}
+
+
+Found = tuple[dict[str, tuple[dict[str, Tensor], Tensor, Tensor]], dict[str, dict[str, Tensor]]]
 
 
 def _backward(
@@ -210,20 +224,33 @@ def _backward(
             if "one" in meets:  # the normed key is V times the norm's weights
                 rows["one"] = rows["v"]
                 slopes["one"] = slopes["v"] + slopes["normed"] * live.attn_k_norm.weight.repeat(spec.n_kv)
-            found = {}
+            found, pulls = {}, {}
+            if spec.mla is None and row < PULLED:
+                every = key.shape[1] // spec.n_kv
+                turned = (x[0].transpose(0, 1).flatten(1) for x in (key.detach()[:, ::every], key_slope))
+                pulls["turned"] = crossed(*turned)
             for name, meter in meters.items():
                 bias = biases.get(name)
                 values = rows[name].detach().reshape(window, -1)
-                sums, values, energy = meter.sums(values if bias is None else values - bias, slopes[name])
+                values = values if bias is None else values - bias
+                if name in SIDES and pulls:
+                    pulls[name] = crossed(values, slopes[name])
+                sums, values, energy = meter.sums(values, slopes[name])
                 kept = meter.chosen(row)
                 found[name] = sums, values[kept].float().cpu(), energy[kept].cpu()
-            return found
+            return found, {name: {of: x.cpu() for of, x in pull.items()} for name, pull in pulls.items()}
 
-        for found in stream.each(step, len(inputs)):
+        pulled: list[dict[str, dict[str, Tensor]]] = []
+        for found, pulls in stream.each(step, len(inputs)):
             for name, meter in meters.items():
                 meter.add(*found[name])
+            pulled += [pulls] if pulls else []
             bar.update(1)
-    return {key: array for name, meter in meters.items() for key, array in meter.result(name).items()}
+    arrays = {key: array for name, meter in meters.items() for key, array in meter.result(name).items()}
+    for name in pulled[0] if pulled else ():
+        for of in ("cross", "pull"):
+            arrays[f"{name}_{of}"] = torch.stack([pulls[name][of] for pulls in pulled]).numpy()
+    return arrays
 
 
 def as_projected(

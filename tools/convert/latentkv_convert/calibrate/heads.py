@@ -23,6 +23,12 @@ def sample(recipe: Recipe) -> tuple[int, int]:
     return recipe.calib_tokens, recipe.calib_window
 
 
+def n_bytes(spec: ModelSpec) -> int:
+    return 8 * sum(
+        own.kv_width**2 + own.kv_width * own.head_dim for own in map(spec.at, spec.attention_layers)
+    )
+
+
 def collect(stream: LayerStream) -> Iterator[tuple[int, Mapping[str, Array]]]:
     return means(stream, lambda index, live: partial(_sums, stream.spec.at(index)))
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import warn
-from ..ir import SIDES, Array
+from ..ir import SIDES, Array, ModelSpec
 from ..recipe import Recipe
 from .decoder import Layer
 from .stream import NOTHING, LayerStream, Seen, added
@@ -20,6 +20,10 @@ VERSION = 2
 
 def sample(recipe: Recipe) -> tuple[int, int]:
     return recipe.calib_tokens, recipe.calib_window
+
+
+def n_bytes(spec: ModelSpec) -> int:
+    return 2 * 8 * sum(spec.at(layer).kv_width ** 2 for layer in spec.attention_layers)
 
 
 def collect(stream: LayerStream) -> Iterator[tuple[int, Mapping[str, Array]]]:

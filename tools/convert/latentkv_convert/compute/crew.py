@@ -4,6 +4,7 @@ thread's share of the cores. Operations on a window are too short for all cores 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
@@ -48,6 +49,19 @@ def each(step: Callable[[int], T], n: int, device: str = "cpu") -> Iterator[T]:
         finally:
             threads.shutdown(cancel_futures=True)
             torch.set_num_threads(cores)
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """On one core, whose sums do not depend on how many there are."""
+    import torch
+
+    cores = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(cores)
 
 
 def current() -> int:

@@ -61,7 +61,11 @@ class Shape:
     def cached(self, work: Work, layer: int, side: str) -> CachedRows:
         """Kept in memory as far as it lasts: every grouping of heads asks for the same ones."""
         path = cached_rows.ONE_ROW if self.has_one_row(work.spec, layer) else self.paths[side]
-        made = partial(cached_rows.of, work, layer, side, path, self.context)
+
+        def made() -> CachedRows:
+            with crew.alone():  # whoever asks first: the same bits
+                return cached_rows.of(work, layer, side, path, self.context)
+
         return self._rows.get((layer, side), made, lambda found: found.nbytes)
 
     def side(self, side: str, group: int, widths: tuple[tuple[int, ...], ...]) -> SidePlan:

@@ -15,11 +15,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from latentkv.console.stage import Stage
+
 from ..calibrate import head
 from ..calibrate.decoder import Layer
 from ..calibrate.positions import Positions
+from ..calibrate.saved.journal import Journal
 from ..calibrate.saved.states import States
-from ..calibrate.stream import LayerStream
+from ..calibrate.stream import NOTHING, LayerStream
 from ..calibrate.two_copies import TwoCopies
 from ..ir import SIDES, Plan
 from ..rows import sizes
@@ -49,13 +52,20 @@ Live = Mapping[str, Any]  # of one layer
 
 class Compressed(LayerStream):
     """A plan's model, on windows of one length that `read` puts in. repeats: it does so many times, so layers
-    are kept as far as there is room."""
+    are kept as far as there is room. journal: what is left of one pass up and down, which goes on from there;
+    layers' arrays are gradients."""
 
     def __init__(
-        self, work: Work, plan: Plan, rows: Parts, windows: NDArray[np.int64], repeats: bool
+        self,
+        work: Work,
+        plan: Plan,
+        rows: Parts,
+        windows: NDArray[np.int64],
+        repeats: bool,
+        journal: Journal | None = None,
     ) -> None:
         work.kept.make_room(work.source, torch.device(work.device), repeats)
-        super().__init__(work.source, windows, work.device, "check", None, work.kept.reduced, work.kept)
+        super().__init__(work.source, windows, work.device, "check", journal, work.kept.reduced, work.kept)
         self.work, self.plan, self.rows = work, plan, rows
         self.batch = sizes.demotion_batch() if plan.recent else 1
         self._inputs: dict[int, Tensor] = {}
@@ -74,23 +84,21 @@ class Compressed(LayerStream):
         size = 1 if alone else max(1, TOGETHER // (window * self.spec.n_embd))
         return [slice(begin, min(begin + size, n)) for begin in range(0, n, size)]
 
-    def noted(self, windows: NDArray[np.int64]) -> int:
-        """How many of these windows a pass may have so that each is a part of its own, and noted."""
-        if self.device.type != "cpu":
-            return 1
-        a_window = 4 * windows.shape[1] * self.spec.n_embd * self.spec.n_layer
-        return int(np.clip(SHELF // a_window, 1, len(windows)))
-
-    def up(self, keep: bool, both: bool = True) -> tuple[Tensor, Tensor]:
+    def up(self, keep: bool, both: bool = True, bar: Stage | None = None) -> tuple[Tensor, Tensor]:
         """Last outputs [windows, window, d] of the uncompressed model and of the compressed one. keep: what
-        `down` needs. both: else the uncompressed model is not run."""
-        exact = self.embed().to(self.device)
-        cached, parts = exact.clone(), self.parts()
-        is_much = cached.nbytes * self.spec.n_layer > SHELF
+        `down` needs. both: else the uncompressed model is not run. bar: counts layers."""
+        first, is_kept = self.journal.reached, self.journal.folder is not None
+        exact, cached = (self._begun(name, first) for name in ("e", "h"))
+        parts, is_much = self.parts(), is_kept or cached.nbytes * self.spec.n_layer > SHELF
+        if is_kept and not first:
+            self.journal.make_room(cached, self.spec.n_layer + 4)
+            is_kept = self.journal.states.folder is not None
         with torch.no_grad():
-            for index in range(self.spec.n_layer):
-                if keep:
+            for index in range(first, self.spec.n_layer):
+                if keep and not is_kept:
                     self._keep(index, cached, is_much)
+                elif is_kept and not index:
+                    self.journal.keep("h0", cached.clone())
                 rows = self._live(index)
                 with self.layer(index, index + 1) as live:
 
@@ -105,7 +113,17 @@ class Compressed(LayerStream):
 
                     for _ in self.each(step, (2 if both else 1) * len(parts)):
                         pass
+                if is_kept:  # the exact one first: with h, a layer is done
+                    self.journal.keep(f"e{index + 1}", exact.clone())
+                    self.journal.keep(f"h{index + 1}", cached.clone())
+                    self.journal.states.drop(f"e{index}")
+                if bar is not None:
+                    bar.update(1)
         return exact, cached
+
+    def _begun(self, name: str, first: int) -> Tensor:
+        """Hidden states of a model before layer `first`."""
+        return self.journal.states.take(f"{name}{first}") if first else self.embed().to(self.device)
 
     def _keep(self, index: int, inputs: Tensor, is_much: bool) -> None:
         if is_much:
@@ -113,15 +131,19 @@ class Compressed(LayerStream):
         else:
             self._inputs[index] = inputs.clone()
 
-    def down(self, above: Tensor) -> None:
+    def down(self, above: Tensor, bar: Stage | None = None) -> None:
         """Adds to the gradients of all parameters, from those by the last outputs, after up(keep=True)."""
-        parts = self.parts()
-        for index in reversed(range(self.spec.n_layer)):
+        parts, journal, at = self.parts(), self.journal, self.spec.n_layer
+        is_kept = journal.states.folder is not None
+        if is_kept and journal.returned is None:
+            journal.keep(f"g{at}", above)
+            for name in ("h", "e"):
+                journal.states.drop(f"{name}{at}")
+        for index in reversed(range(at if journal.returned is None else journal.returned)):
             own = [self.rows[index, side] for side in SIDES if (index, side) in self.rows]
             wanted = [parameter for rows in own for parameter in rows.parameters]
-            noted = index in self._inputs
-            kept = self._inputs.pop(index) if noted else self._shelf.take(f"h{index}").to(self.device)
-            self._shelf.drop(f"h{index}")
+            noted, shelf = index in self._inputs, journal.states if is_kept else self._shelf
+            kept = self._inputs.pop(index) if noted else shelf.take(f"h{index}").to(self.device)
             below = torch.empty_like(above)
             with self.layer(index, index - 1) as live:
 
@@ -149,7 +171,29 @@ class Compressed(LayerStream):
                     for parameter, slope in zip(wanted, slopes, strict=True):
                         if slope is not None:
                             parameter.grad = slope if parameter.grad is None else parameter.grad + slope
+            if is_kept:
+                arrays = {str(i): x.grad.numpy() for i, x in enumerate(wanted) if x.grad is not None}
+                journal.write(index, arrays or NOTHING)
+                journal.keep(f"g{index}", below)
+                journal.states.drop(f"g{index + 1}")
+            shelf.drop(f"h{index}")
+            if bar is not None:
+                bar.update(1)
             above = below
+
+    def resumed(self) -> Tensor | None:
+        """The gradients that `down` begins with, if an earlier run has come so far: those of the layers above
+        are their parameters' then."""
+        at = self.journal.returned
+        if at is None:
+            return None
+        for index in range(at, self.spec.n_layer):
+            found = self.journal.read(index)
+            own = [self.rows[index, side] for side in SIDES if (index, side) in self.rows]
+            for i, parameter in enumerate(parameter for rows in own for parameter in rows.parameters):
+                if str(i) in found:
+                    parameter.grad = torch.from_numpy(np.array(found[str(i)]))
+        return self.journal.states.take(f"g{at}")
 
     def _live(self, index: int) -> Live:
         return {side: self.rows[index, side].live() for side in SIDES if (index, side) in self.rows}

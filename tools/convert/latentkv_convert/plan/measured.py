@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from latentkv.console.progress import stage
+from latentkv.console.stage import Stage
 from latentkv.plan.allocation import Group
 
 from ..compute.arithmetic import model_arithmetic
@@ -85,21 +86,48 @@ def shares(work: Work, plan: Plan, windows: NDArray[np.int64]) -> Shares:
                 rows[index, side] = ScaledErrors(work, chosen, index, side)
     rng = np.random.default_rng([work.seed, len(windows)])
     last = max(0, (plan.fitted_context or 0) - windows.shape[1])
-    model = Compressed(work, plan, rows, windows[:1], repeats=False)
     chunks = [windows[begin : begin + CHUNK] for begin in range(0, len(windows), CHUNK)]
-    with model_arithmetic(work.device), stage(2 * len(chunks), CHECK, "run") as bar:
-        for chunk in chunks:
-            model.read(chunk, int(rng.integers(0, last + 1)))
-            exact, cached = model.up(keep=True)
-            bar.update(1)
-            _, above = model.divergence(exact, cached, slice(windows.shape[1] // 4, -1))
-            model.down(above * (len(chunk) / len(windows)))
-            bar.update(1)
+    found = {key: np.zeros(len(own.alpha)) for key, own in rows.items()}
+    with model_arithmetic(work.device), stage(2 * work.spec.n_layer * len(chunks), CHECK, "layer") as bar:
+        for at, chunk in enumerate(chunks):
+            share, begin = len(chunk) / len(windows), int(rng.integers(0, last + 1))
+            for key, slope in _slopes(work, plan, rows, chunk, begin, share, bar).items():
+                found[key] += 0.5 * slope
+            bar.reach(2 * work.spec.n_layer * (at + 1))
+    return found
+
+
+def _slopes(
+    work: Work,
+    plan: Plan,
+    rows: Mapping[tuple[int, str], ScaledErrors],
+    chunk: NDArray[np.int64],
+    begin: int,
+    share: float,
+    bar: Stage,
+) -> Shares:
+    """Gradients by the sizes of errors of `share` times the mean loss of some windows, at positions from
+    `begin`."""
+    n_layer, name = work.spec.n_layer, work.trail.name("shares", plan, chunk, begin, share)
+    arrays = work.trail.found(name)
+    if arrays is not None:
+        return {key: np.array(arrays[f"{key[1]}{key[0]}"]) for key in rows}
+    on_host = torch.device(work.device).type == "cpu"
+    journal = work.trail.journal(name, n_layer, layers=on_host)
+    model = Compressed(work, plan, rows, chunk[:1], repeats=False, journal=journal)
+    model.read(chunk, begin)
+    above = model.resumed()
+    if above is None:
+        exact, cached = model.up(keep=True, bar=bar)
+        _, above = model.divergence(exact, cached, slice(chunk.shape[1] // 4, -1))
+        above = above * share
+    model.down(above, bar)
     found = {}
     for key, own in rows.items():
         slope = own.alpha.grad
         assert slope is not None
-        found[key] = 0.5 * slope.double().cpu().numpy()
+        found[key], own.alpha.grad = slope.double().cpu().numpy(), None
+    work.trail.keep(name, {f"{side}{layer}": slope for (layer, side), slope in found.items()})
     return found
 
 

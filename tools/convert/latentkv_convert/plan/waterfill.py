@@ -10,16 +10,17 @@ from functools import partial
 
 import numpy as np
 
-from latentkv.plan.allocation import Group, least
+from latentkv.plan.allocation import Group, Table, least
 
-from ..course import PULLED, SHARED
+from ..compute import crew
+from ..course import SHARED
 from ..errors import ConvertError
 from ..frontier import Frontier, Line, Point, Us, is_as_fast
 from ..fuse.rotation import finished
 from ..ir import Basis, Plan, form
 from ..rows import plan_sizes, sizes
 from ..work import Work
-from . import allotment, forecast, master, mla
+from . import allotment, coherent, forecast, master, mla
 from .allotment import DROP_PENALTY, Allotment, Count, Terms
 from .candidates import Candidate, Shape, candidates, cut, tables
 from .linalg import weighted
@@ -28,6 +29,7 @@ from .times import features
 DEPTHS = (4096, 16384, 65536)  # at which files are compared with f16 rows, and the served context past them
 BUDGETS = (0.5, 1.0, 2.0)  # for compressed rows, of the frontier, times the conversion's own
 QUICK_CHECKED = 2  # windows
+_TABLE = ("cost", "distortion")
 TIE = 0.02  # of predicted divergence: fewer differences than two samples of a text have
 
 
@@ -67,7 +69,8 @@ class Waterfill:
         width = group * work.spec.at(layer).head_dim
         blocks = [slice(begin, begin + width) for begin in range(0, len(cached.moment), width)]
         pairs = [(cached.moment[block, block], cached.fisher[block, block]) for block in blocks]
-        return tuple(weighted(moment, fisher, where, work.device) for moment, fisher in pairs)
+        with crew.alone():  # whoever asks first: the same bits
+            return tuple(weighted(moment, fisher, where, work.device) for moment, fisher in pairs)
 
     def plan(self, work: Work) -> Plan:
         check = forecast.Check(work, self.n_checked)
@@ -122,7 +125,7 @@ class Waterfill:
         """
         budget = terms.count.budget
         room, is_enough, refused = max(terms.count.rooms(budget).values()), False, None
-        own = partial(priced, work, self.shape, terms.count)
+        own = partial(remembered, work, self.shape, terms.count)
         for candidate in candidates(own, self.groupings, work.spec.row_layers, work.device):
             if least(candidate.tables) > room:
                 refused = refused or candidate
@@ -162,13 +165,9 @@ class Waterfill:
 
     def _counted(self, work: Work, candidate: Candidate) -> Candidate:
         """The candidate with what errors that are alike in many tokens cost."""
-        from . import coherent  # imports torch
-
-        assert work.sample is not None
         if work.spec.mla is not None or self.shape.one_row:  # rows that are keys and values in one
             return candidate
-        windows = forecast.fitted(work.sample)[: PULLED // 2 if self.quick else PULLED]
-        found = coherent.pulls(work, self.shape, candidate, windows)
+        found = coherent.pulls(work, self.shape, candidate)
         return coherent.counted(candidate, self.shape, work.spec, found)
 
     def _settled(self, work: Work, terms: Terms, candidate: Candidate, check: forecast.Check) -> Allotment:
@@ -236,6 +235,22 @@ def choose(lines: Iterable[Offer], full: Us | None, prefer: str) -> tuple[tuple[
         return tuple(seen), predicted.index(best)
     tied = [index for index, nats in enumerate(predicted) if nats <= (1 + TIE) * best]
     return tuple(seen), min(tied, key=lambda index: sum(seen[index].own.us or (math.inf,)))
+
+
+def remembered(work: Work, shape: Shape, count: Count, layer: int, side: str, group: int) -> list[Group]:
+    """`priced`, unless an interrupted run has done it."""
+    name = work.trail.name("priced", replace(shape), count, layer, side, group)
+    found = work.trail.found(name)
+    if found is None:
+        groups = priced(work, shape, count, layer, side, group)
+        tables = {f"{at}-{way}": table for at, own in enumerate(groups) for way, table in enumerate(own)}
+        arrays = {f"{name}-{of}": getattr(table, of) for name, table in tables.items() for of in _TABLE}
+        work.trail.keep(name, {**arrays, "groups": np.array([len(own) for own in groups], dtype=np.int64)})
+        return groups
+    return [
+        tuple(Table(*(np.array(found[f"{at}-{way}-{of}"]) for of in _TABLE)) for way in range(ways))
+        for at, ways in enumerate(found["groups"])
+    ]
 
 
 def priced(work: Work, shape: Shape, count: Count, layer: int, side: str, group: int) -> list[Group]:

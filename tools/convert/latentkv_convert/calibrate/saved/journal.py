@@ -2,7 +2,8 @@
 starts from. A conversion that was interrupted goes on from there.
 
 States: h3 is the input of layer 3 (that of layer n_layer the last one's output), g3 the loss's gradient with
-respect to it. A pass with gradients keeps all inputs on the way up and drops them on the way down.
+respect to it. A pass with gradients keeps all inputs on the way up and drops them on the way down. r3, e3:
+inputs of layer 3 in a pass whose layers have no arrays of their own (plan/), which needs no others.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Journal:
             return
         partial, target = self.folder / f".{kind}-{layer}", self.folder / kind / str(layer)
         with writing(self.folder.parent):
-            self.states.then(lambda: _write(arrays, partial, target))
+            self.states.then(lambda: save(arrays, partial, target))
 
     def keep(self, state: str, x: Tensor) -> None:
         """x is not to be written to from here on."""
@@ -120,15 +121,15 @@ class Journal:
         files = () if self.folder is None else self.folder.rglob("*.npy")
         return sum(path.stat().st_size for path in files)
 
-    def clear(self) -> None:
-        """Forgets everything."""
+    def clear(self, but: str = "") -> None:
+        """Forgets everything but a folder of this name."""
         if self.folder is None:
             return
         from .states import States
 
         self.settle()
         for path in self.folder.iterdir():
-            if path.is_dir():
+            if path.is_dir() and path.name != but:
                 shutil.rmtree(path, ignore_errors=True)
         self.states = States(self.folder / "states")
 
@@ -151,7 +152,7 @@ class Journal:
         return finished >= set(range(self.reached)) or above == set(range(self.reached))
 
 
-def _write(arrays: Mapping[str, Array], partial: Path, target: Path) -> None:
+def save(arrays: Mapping[str, Array], partial: Path, target: Path) -> None:
     """A folder of files, which gets its name when they are whole."""
     for path in (partial, target):
         shutil.rmtree(path, ignore_errors=True)

@@ -14,9 +14,12 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from pathlib import Path
 from typing import IO
 
+from latentkv import durable
+
 from ...errors import ConvertError, Interrupted
 from ...ir import Array
 from .journal import Journal, arrays_of, writing
+from .trail import Trail
 
 Layers = Sequence[Mapping[str, Array]]  # one {array name: array} per layer
 Pass = Generator[tuple[int, Mapping[str, Array]], None, None]  # (layer, its arrays), in any order
@@ -46,6 +49,19 @@ class Store:
     @staticmethod
     def key(*parts: object) -> str:
         return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:32]
+
+    def prepared(self) -> Path | None:
+        """The directory, once a file has been written to it; None where nothing is kept.
+
+        Raises:
+            ConvertError: the cache directory cannot be written.
+        """
+        if not self.enabled:
+            return None
+        with writing(self.root):
+            self.root.mkdir(parents=True, exist_ok=True)
+            durable.rehearse(self.root / "room", 0)
+        return self.root
 
     def load(self, key: str, n_layer: int) -> list[dict[str, Array]] | None:
         """Memory-mapped arrays of every layer, or None."""
@@ -116,6 +132,44 @@ class Store:
             if not journal.begun():
                 shutil.rmtree(folder, ignore_errors=True)
             journal.close()
+
+    @contextlib.contextmanager
+    def trail(self, *of: object) -> Iterator[Trail]:
+        """The passes of a plan, found by all it depends on. They go when the block ends; whatever stops it
+        but bad input leaves them to the next run. Another process that is at the same plan keeps its own.
+
+        Raises:
+            ConvertError: the cache directory cannot be written.
+        """
+        if not self.enabled:
+            yield Trail()
+            return
+        with writing(self.root):
+            self.root.mkdir(parents=True, exist_ok=True)
+            self._sweep()
+            folder = self.root / f"{_PARTIAL}{self.key('plan', *of)}"
+            folder.mkdir(exist_ok=True)
+            lock = _lock(folder)
+        trail = Trail() if lock is None else Trail(folder, lock)
+        if said := trail.said():
+            print(f"resuming: {said} are done", file=sys.stderr)
+        kept = False
+        try:
+            yield trail
+        except KeyboardInterrupt as stopped:
+            trail.settle()
+            kept = bool(said := trail.said())
+            size = f"{_size(folder) / 2**20:.0f} MiB at {folder}"
+            before = ", " if " and " in said else " and "
+            what = f"{before}{said} are kept ({size})" if kept else " is kept"
+            raise Interrupted(f"the calibration{what}: the same command goes on from there") from stopped
+        except ConvertError:
+            raise
+        except BaseException:
+            kept = True
+            raise
+        finally:
+            trail.end(kept)
 
     def finish(self, journal: Journal, key: str, layers: Iterable[tuple[int, Mapping[str, Array]]]) -> Layers:
         """Writes the layers that are left and gives them, with those of the journal, the name `key`."""
