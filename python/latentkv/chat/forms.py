@@ -46,8 +46,8 @@ def _in_other_roles(messages: Messages) -> Iterator[Messages]:
 
 def n_lost(messages: Sequence[Message], text: str) -> int:
     """How many messages a prompt leaves out, of those that every template should write as they are: the
-    user's, the system's, and answers beside thoughts. A system message counts as well that a template moves to
-    the front, where it would change what the cache holds."""
+    user's, the system's, and answers beside thoughts. So does a system message count that a template moves
+    to the front, where it would change what the cache holds."""
     at = lost = 0
     for message in messages:
         said = max(_SWITCH.split(message["content"] or ""), key=len).strip()
@@ -63,7 +63,7 @@ def n_lost(messages: Sequence[Message], text: str) -> int:
 
 def _is_beside_thoughts(message: Mapping[str, Any], text: str) -> bool:
     """Calls count where the thoughts are left out too: some templates write these in place of the text."""
-    thoughts = message.get("reasoning_content") if message["role"] == "assistant" else None
+    thoughts = str(message.get("reasoning_content") or "") if message["role"] == "assistant" else ""
     return bool(thoughts) and (not message.get("tool_calls") or thoughts not in text)
 
 
@@ -82,7 +82,7 @@ def _joined(messages: Messages) -> Messages:
     """Neighbours of one role are one message. Results of tools stay apart: each has its call."""
     whole: Messages = []
     for message in messages:
-        last = whole[-1] if whole else {"role": None}
+        last: Mapping[str, Any] = whole[-1] if whole else {"role": None}
         is_same = message["role"] == last["role"] or (_is_system(message) and _is_system(last))
         if not is_same or message["role"] == "tool":
             whole.append(message)

@@ -166,8 +166,8 @@ class ChatTemplate:
 
 
 def _with_tools(seen: Mapping[str, Any]) -> dict[str, Any]:
-    """The template's variables, with the tools as the prompt shows them: in a request with marks, the template
-    would read these."""
+    """The template's variables, with the tools as the prompt shows them: in a request with marks, the
+    template would read these."""
     tools = [{**tool, "function": {"description": "", **tool["function"]}} for tool in seen["tools"]]
     return {"tools": tools, **(seen.get("chat_template_kwargs") or {})}
 

@@ -1,5 +1,5 @@
-"""Tools for templates that read the types of parameters and fail where a schema says them in another way: by a
-list of types, alternatives, a $ref, or not at all.
+"""Tools for templates that read the types of parameters and fail where a schema says them in another way:
+by a list of types, alternatives, a $ref, or not at all.
 
 Only what the prompt shows becomes simpler. Grammars are made of the schemas as given.
 """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 from weakref import WeakKeyDictionary, ref
@@ -33,6 +34,7 @@ class TokenMatcher:
         """start: at the begin of the answer; it stays as it is."""
         self._start, self._ends, self._where = start, ends, where
         self._now = start.deep_copy()
+        self._forced: deque[int] = deque()  # the next tokens, as far as they are known
 
     def allows(self, token: int) -> bool:
         if self._now.is_stopped():
@@ -40,21 +42,33 @@ class TokenMatcher:
         return bool(self._now.validate_tokens([token]))
 
     def allowed(self) -> bytes:
-        """A bit for each token, set if it may come next; the first tokens are in the lowest bits."""
+        """A bit for each token, set if it may come next; the first tokens are in the lowest bits. Where one
+        text alone may come, it comes in the tokens that the vocabulary makes of it."""
+        if not self._forced:
+            self._now.compute_ff_bytes()  # else there are no tokens of them
+            self._forced = deque(self._now.compute_ff_tokens())
         bits = self._now.compute_bitmask()
         self._check()
-        return bits
+        if not self._forced:
+            return bits
+        byte, bit = divmod(self._forced[0], 8)
+        alone = bytearray(len(bits))
+        alone[byte] = 1 << bit
+        return bytes(alone)
 
     def accept(self, token: int) -> None:
         self._now.consume_token(token)
+        if self._forced and self._forced.popleft() != token:
+            self._forced.clear()
         self._check()
 
     def reset(self) -> None:
         self._now = self._start.deep_copy()
+        self._forced.clear()
 
     def clone(self) -> TokenMatcher:
         copy = TokenMatcher(self._start, self._ends, self._where)
-        copy._now = self._now.deep_copy()
+        copy._now, copy._forced = self._now.deep_copy(), self._forced.copy()
         return copy
 
     def _check(self) -> None:

@@ -39,8 +39,8 @@ class PatternError(ValueError):
 
 
 def translated(pattern: str, is_wide: bool = False) -> str:
-    """The pattern for llguidance, with the meaning of a search: `^` and `$` stay. is_wide: whatever one of the
-    dialects takes. Raises PatternError for lookaround, back-references, word boundaries, and what the two
+    """The pattern for llguidance, with the meaning of a search: `^` and `$` stay. is_wide: whatever one of
+    the dialects takes. Raises PatternError for lookaround, back-references, word boundaries, and what the two
     dialects disagree about.
 
     >>> translated(r"^\\d{3}/[\\w-.]$")

@@ -82,7 +82,7 @@ NO_SYSTEM = (
     + _END
 )
 
-# Llama 3: one call in a message. DeepSeek R1: the last system message, at the top. MiniMax: none but the first.
+# Llama 3: one call in a message. DeepSeek R1: the last system message, at the top. MiniMax: the first alone.
 ONE_CALL = (
     _CALLS
     + _TOOLS

@@ -142,3 +142,20 @@ def test_no_grammar_takes_for_ever(model: Any, grammar: str) -> None:
     assert said.startswith("[grammar] expected one that ")
     assert "\n" not in said
     assert time.process_time() - begin < 10
+
+
+def test_text_that_a_grammar_forces_comes_in_the_tokens_of_the_vocabulary(model: Any) -> None:
+    """Not in pieces that the model hardly knows, of which an answer would have more."""
+    text = "the quick brown fox \U0001f600 and the other one"
+    one = LlamaGrammar(f'root ::= "{text}" [0-9]').matcher(model)
+    usual = list(model.tokenize(text.encode(), False, False))
+    for token in usual[:-1]:
+        bits = int.from_bytes(one.clone().allowed(), "little")
+        assert bits == 1 << token
+        assert one.allows(token)
+        one.accept(token)
+    other = LlamaGrammar('root ::= "the" " end"').matcher(model)
+    other.allowed()
+    first = model.tokenize(b"t", False, False)[-1]
+    other.accept(first)  # drawn, and allowed as well
+    assert int.from_bytes(other.allowed(), "little").bit_count() == 1

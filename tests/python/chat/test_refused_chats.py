@@ -27,7 +27,7 @@ def tool(parameters: dict[str, Any] = CITY) -> dict[str, Any]:
 
 
 def said(*parts: str) -> Messages:
-    """"user one" is a message of the user; "call x" one with a call of this id, "tool x text" its result."""
+    """A message of each: "user one" of the user, "call x" with a call of this id, "tool x one" its result."""
     messages: Messages = []
     for part in parts:
         role, _, text = part.partition(" ")
@@ -130,21 +130,25 @@ def test_a_switch_that_a_template_obeys_is_left_out() -> None:
         assert shown == f"system: {text.replace('/no_think', '')}\nuser: U1\n"
 
 
+def turn(role: str, text: str = "") -> str:
+    return f"<|im_start|>{role}\n{text}<|im_end|>\n"
+
+
 @pytest.mark.parametrize(
     ("source", "chat", "text"),
     [
-        (SYSTEM_FIRST, "late system", "assistant\nA1<|im_end|>\n<|im_start|>user\nS2<|im_end|>\n<|im_start|>user\nU2<"),
-        (SYSTEM_FIRST, "system twice", "<|im_start|>system\nS1\n\nD1<|im_end|>\n<|im_start|>user\nU1<"),
-        (BY_TURNS, "late system", "assistant\nA1<|im_end|>\n<|im_start|>user\nS2\n\nU2<|im_end|>"),
-        (BY_TURNS, "user twice", "user\nU1\n\nU2<|im_end|>\n<|im_start|>assistant\nA1<"),
-        (BY_TURNS, "user after a result", "R1<|im_end|>\n<|im_start|>assistant\n<|im_end|>\n<|im_start|>user\nU2<"),
-        (NO_SYSTEM, "system alone", "<|im_start|>user\nS1<|im_end|>"),
-        (NO_SYSTEM, "assistant after system", "user\nS1<|im_end|>\n<|im_start|>assistant\nA1<"),
+        (SYSTEM_FIRST, "late system", turn("assistant", "A1") + turn("user", "S2") + turn("user", "U2")),
+        (SYSTEM_FIRST, "system twice", turn("system", "S1\n\nD1") + turn("user", "U1")),
+        (BY_TURNS, "late system", turn("assistant", "A1") + turn("user", "S2\n\nU2")),
+        (BY_TURNS, "user twice", turn("user", "U1\n\nU2") + turn("assistant", "A1")),
+        (BY_TURNS, "user after a result", turn("tool", "R1") + turn("assistant") + turn("user", "U2")),
+        (NO_SYSTEM, "system alone", turn("user", "S1")),
+        (NO_SYSTEM, "assistant after system", turn("user", "S1") + turn("assistant", "A1")),
         (NO_SYSTEM, "user after a result", "<tool_response>\nR1\n</tool_response>\n\nU2<|im_end|>"),
-        (ONE_CALL, "two calls", "R1<|im_end|>\n<|im_start|>assistant\n<tool_call>"),
+        (ONE_CALL, "two calls", turn("tool", "R1") + "<|im_start|>assistant\n<tool_call>"),
         (NO_THOUGHTS, "thoughts", "[INST]U1[/INST]A1</s>[INST]U2[/INST]A2</s>[INST]U3[/INST]"),
     ],
-)  # fmt: skip
+)
 def test_forms(source: str, chat: str, text: str) -> None:
     assert text in written(source, CHATS[chat])
 
@@ -197,4 +201,6 @@ def test_types_that_a_template_reads_are_the_given_ones(choice: str) -> None:
     kinds = "integer: number # x\nstring: str # x\nboolean: bool # x\nobject: dict # x\n"
     assert rendered.text.startswith(f"def look({kinds}):")
     assert rendered.grammar is not None
-    assert any(schema.get("properties", {}).keys() == specs.keys() for schema in rendered.grammar.schemas.values())
+    assert any(
+        schema.get("properties", {}).keys() == specs.keys() for schema in rendered.grammar.schemas.values()
+    )

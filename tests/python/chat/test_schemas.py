@@ -184,7 +184,9 @@ def test_keys_that_validators_read_in_two_ways_obey_in_both(pattern: str, key: s
     assert not takes(schema | {"additionalProperties": False}, json.dumps({key: 1}, ensure_ascii=False))
 
 
-@pytest.mark.parametrize("sign", ['"', "\\", "/", "\n", "\t", "\b", "\u00e9", "\u2028", "\U0001f600", " ", "$", "^"])
+@pytest.mark.parametrize(
+    "sign", ['"', "\\", "/", "\n", "\t", "\b", "\u00e9", "\u2028", "\U0001f600", " ", "$", "^"]
+)
 def test_what_json_escapes_is_the_same_in_keys_and_values(sign: str) -> None:
     text = f"a{sign}b"
     pattern = f"^{re.escape(text)}$"

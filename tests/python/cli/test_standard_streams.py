@@ -81,7 +81,11 @@ def test_what_an_encoding_lacks_is_replaced(
     done = subprocess.run(
         ["bash", "-c", line, sys.executable, str(latent_gguf)], capture_output=True, timeout=120
     )
-    shown = {"ascii": b"one ... e ? two\n", "latin-1": b"one ... \xe9 ? two\n", "cp1252": b"one \x85 \xe9 ? two\n"}
+    shown = {
+        "ascii": b"one ... e ? two\n",
+        "latin-1": b"one ... \xe9 ? two\n",
+        "cp1252": b"one \x85 \xe9 ? two\n",
+    }
     assert (done.returncode, done.stdout) == (0, shown[encoding]), done.stderr
 
 

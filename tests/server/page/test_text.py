@@ -39,8 +39,8 @@ def test_markup_in_an_answer_stays_text(page: Any) -> None:
 
 
 TABLE = (
-    '<div class="table" tabindex="0" role="group" aria-label="table"><table><thead><tr><th>a</th><th>b</th></tr></thead>'
-    "<tbody><tr><td>c</td><td>d</td></tr></tbody></table></div>"
+    '<div class="table" tabindex="0" role="group" aria-label="table"><table>'
+    "<thead><tr><th>a</th><th>b</th></tr></thead><tbody><tr><td>c</td><td>d</td></tr></tbody></table></div>"
 )
 MARKDOWN = {
     "# One\n### Three": "<h3>One</h3><h5>Three</h5>",
