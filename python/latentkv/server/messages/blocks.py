@@ -137,7 +137,7 @@ def _lines(blocks: Sequence[Block], where: str, before: Sequence[Any] = ()) -> l
         if before or parts:
             parts.append({"type": "text", "text": "\n"})
         kind = block.get("type")
-        if kind in MEDIA and not _is_text_document(block):
+        if isinstance(kind, str) and kind in MEDIA and not _is_text_document(block):
             parts.append({"type": kind})
         else:
             parts.append({"type": "text", "text": _text(block, where)})
