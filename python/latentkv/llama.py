@@ -451,8 +451,8 @@ class Llama(OpenAICalls):
 
     @locked
     def close(self) -> None:
-        """Frees cache and weights; calling it again does nothing."""
-        self._model = None
+        """Frees cache and weights, at once; calling it again does nothing."""
+        self._model = self._template = self.cache = None
         self.evaluator.forget_session()
 
     def __enter__(self) -> Llama:
