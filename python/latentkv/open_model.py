@@ -51,6 +51,7 @@ def open_model(path: str, latent_path: str, n_batch: int, given: Mapping[str, An
         latent_path=latent_path,
         **chosen.placement,
         use_mmap=given["use_mmap"],
+        use_mlock=given["use_mlock"],
         vocab_only=given["vocab_only"],
     )
     if given["vocab_only"]:

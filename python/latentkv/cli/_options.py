@@ -201,6 +201,11 @@ def add_compute(parser: argparse.ArgumentParser) -> None:
         help="read the weights into memory instead of mapping the file",
     )
     group.add_argument(
+        "--mlock",
+        action="store_true",
+        help="keep the weights in memory: the system may not swap them out, as far as ulimit -l allows",
+    )
+    group.add_argument(
         "--implementation",
         choices=["fused", "reference"],
         default="fused",
@@ -215,7 +220,7 @@ def add_compute(parser: argparse.ArgumentParser) -> None:
 
 def placement(args: argparse.Namespace, fit: Fit) -> dict[str, Any]:
     """_core.Model's keywords of where weights lie, from add_compute() and fitted()."""
-    return {**fit.placement, "use_mmap": args.mmap}
+    return {**fit.placement, "use_mmap": args.mmap, "use_mlock": args.mlock}
 
 
 def add_gpu_layers(group: Any) -> None:
