@@ -221,15 +221,16 @@ void bind_model(py::module_& module) {
     bound
         .def(py::init([](const std::string& path, const std::string& latent_path, int n_gpu_layers,
                          const std::vector<float>& tensor_split, int main_gpu, const std::string& split_mode,
-                         bool use_mmap, bool vocab_only, bool describe_only) {
+                         bool use_mmap, bool use_mlock, bool vocab_only, bool describe_only) {
                  const Unlocked unlocked;
                  const lkv::GpuOptions gpu{n_gpu_layers, tensor_split, main_gpu, lkv::parse_split_mode(split_mode)};
                  return std::make_shared<Model>(
-                     path, lkv::ModelOptions{latent_path, use_mmap, vocab_only, gpu, describe_only});
+                     path, lkv::ModelOptions{latent_path, use_mmap, use_mlock, vocab_only, gpu, describe_only});
              }),
              py::arg("path"), py::kw_only(), py::arg("latent_path") = "", py::arg("n_gpu_layers") = 0,
              py::arg("tensor_split") = std::vector<float>(), py::arg("main_gpu") = 0, py::arg("split_mode") = "layer",
-             py::arg("use_mmap") = true, py::arg("vocab_only") = false, py::arg("describe_only") = false)
+             py::arg("use_mmap") = true, py::arg("use_mlock") = false, py::arg("vocab_only") = false,
+             py::arg("describe_only") = false)
         .def_property_readonly("metadata", &metadata)
         .def_property_readonly("n_vocab",
                                [](const Model& m) {

@@ -98,7 +98,7 @@ void bind_session(py::module_& module) {
             "seq_pos_max", [](const PySession& s, int seq) { return s.session.placement().last(seq); }, py::arg("seq"))
         .def(
             "require_room", [](const PySession& s, size_t n) { s.session.placement().check_room(n); }, py::arg("n"))
-        .def("n_cells_used", [](const PySession& s) { return s.session.placement().n_occupied(); })
+        .def("n_cells_used", [](const PySession& s) { return s.session.placement().n_used(); })
         .def("n_cells_visited", [](const PySession& s) { return s.session.placement().n_visited(); })
         .def("kv_bytes", [](const PySession& s) { return kv_bytes_dict(s.session.cache().bytes()); })
         .def("compute_bytes", [](const PySession& s) { return s.session.compute_bytes(); })

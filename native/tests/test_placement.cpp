@@ -135,7 +135,7 @@ void step(lkv::KvCache& cache, int n_sequences, int n, int n_ahead = 0) {
             seq.push_back(s);
         }
     }
-    placement.claim({pos, seq, false});
+    cache.claim({pos, seq, false});
     cache.demote(n_ahead);
 }
 
@@ -162,7 +162,7 @@ Costs costs_at(const Kind& kind, int n_ctx) {
     lkv::KvCache cache = cache_of(kind, n_ctx);
     const int n_steps = 256;
     const int n_filled = n_ctx - n_steps * (kind.n_sequences + 2) - 64;
-    while (cache.placement().n_occupied() < n_filled) step(cache, kind.n_sequences, 32 / kind.n_sequences);
+    while (cache.placement().n_used() < n_filled) step(cache, kind.n_sequences, 32 / kind.n_sequences);
     Costs costs{};
     costs.decode = cost_of(cache, n_steps, [&] {
         step(cache, kind.n_sequences, 1);
@@ -191,10 +191,87 @@ void decoding_costs_no_more_in_a_long_context() {
     }
 }
 
+// n more tokens of a sequence, where the cache has room for them.
+bool grow(lkv::KvCache& cache, int seq, int n) {
+    std::vector<int32_t> pos;
+    for (int i = 0; i < n; i++) pos.push_back(cache.placement().last(seq) + 1 + i);
+    try {
+        cache.placement().check_room(pos.size());
+    } catch (const lkv::Error&) {
+        return false;
+    }
+    cache.claim({pos, std::vector<int32_t>(pos.size(), seq), false});
+    cache.demote();
+    return true;
+}
+
+// Whatever is removed, copied and shifted: token blocks take every context that single tokens do, and count the same cells.
+void token_blocks_take_what_single_tokens_do() {
+    const auto set_blocks = [](auto&, auto& spec, auto& options) {
+        spec.layers[0].k.segments = {{32}};
+        spec.layers[0].k.formats = {{{lkv::Format::c4}}};
+        options.sink = 4;
+        options.recent = 1;
+    };
+    const Kind blocks{"blocks", 4, set_blocks};
+    const Kind windows{"blocks, windows", 4, [](auto& hparams, auto& spec, auto& options) {
+                           kinds[4].set(hparams, spec, options);
+                           options.sink = 4;
+                           options.recent = 48;
+                       }};
+    const Kind single{"single", 4};
+    for (const Kind& kind : {blocks, windows}) {
+        lkv::KvCache in_blocks = cache_of(kind, 700);
+        lkv::KvCache alone = cache_of(single, 700);
+        std::mt19937 random(11);
+        const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
+        int n_broken = 0;  // claims that find less room if what is left of blocks is occupied
+        int n_wrong = 0;
+        for (int i = 0; i < 6000; i++) {
+            const int seq = below(4);
+            const int32_t at = below(std::max(1, alone.placement().last(seq) + 1));
+            const int n = 1 + below(32);
+            const int what = below(16);
+            const bool moves = below(20) == 0;
+            if (what < 11) {
+                int n_occupied = 0;
+                for (int r = 0; r <= in_blocks.placement().middle(); r++) {
+                    n_occupied += in_blocks.placement().cells(r).n_occupied();
+                }
+                const bool fits = grow(alone, seq, n);
+                n_wrong += grow(in_blocks, seq, n) == fits ? 0 : 1;
+                n_broken += fits && n_occupied + n > 700 ? 1 : 0;
+                continue;
+            }
+            for (lkv::KvCache* const cache : {&in_blocks, &alone}) {
+                const Positions end{at, what == 11 ? at + n : INT32_MAX};
+                if (what <= 13) {
+                    CHECK(cache->remove(seq, end));
+                } else if (what == 14) {
+                    CHECK(cache->remove((seq + 1) % 4));
+                    cache->copy(seq, (seq + 1) % 4, {0, at});
+                } else if (moves) {
+                    cache->keep(seq);
+                    CHECK(cache->remove(seq, {at, at + n}));
+                    cache->shift(seq, {at + n}, -n);
+                }
+            }
+            for (int s = 0; s < 4; s++) {
+                n_wrong += in_blocks.placement().last(s) == alone.placement().last(s) ? 0 : 1;
+                n_wrong += in_blocks.placement().first(s) == alone.placement().first(s) ? 0 : 1;
+            }
+            n_wrong += in_blocks.placement().n_used() == alone.placement().n_used() ? 0 : 1;
+        }
+        std::printf("%-16s %d claims went where blocks were broken\n", kind.name, n_broken);
+        CHECK(n_wrong == 0);
+        CHECK(n_broken > 50);
+    }
+}
+
 // The counter sees a scan.
 void a_scan_is_counted() {
     lkv::KvCache cache = cache_of(kinds[0], 2048);
-    while (cache.placement().n_occupied() < 1024) step(cache, 1, 32);
+    while (cache.placement().n_used() < 1024) step(cache, 1, 32);
     const uint64_t before = cache.placement().n_visited();
     (void)cache.placement().cells(0).blocks_of(lkv::all_sequences);
     CHECK(cache.placement().n_visited() - before == 1024);
@@ -294,6 +371,7 @@ int main() {
     cells_remember();
     sequences_keep_runs();
     a_refused_batch_leaves_no_trace();
+    token_blocks_take_what_single_tokens_do();
     decoding_costs_no_more_in_a_long_context();
     a_scan_is_counted();
     return lkv::test::report("test_placement");

@@ -87,13 +87,15 @@ class Model:
         main_gpu: int = 0,
         split_mode: str = "layer",
         use_mmap: bool = True,
+        use_mlock: bool = False,
         vocab_only: bool = False,
         describe_only: bool = False,
     ) -> None:
         """tensor_split: the GPUs' shares of the layers that go to GPUs, empty = by free memory; split_mode
         "none": main_gpu has all. describe_only: sizes and forecasts alone, and with n_gpu_layers those of
         GPUs, which need not be there: of one, or of as many as are named. Weights stay in the file; no
-        session runs on it."""
+        session runs on it. use_mlock: weights of the CPU stay in memory, as far as ulimit -l allows; a
+        warning says where it does not."""
     @property
     def metadata(self) -> Mapping[str, Any]:
         """Every GGUF key (arrays as lists; tokenizer arrays longer than 64 entries as their length)."""

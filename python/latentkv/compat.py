@@ -17,7 +17,6 @@ _NEUTRAL: dict[str, tuple[Any, str]] = {
     "op_offload": (_ANY, ""),
     "no_perf": (_ANY, ""),
     "numa": ((False, 0), "bind the process with numactl"),
-    "use_mlock": ((False,), "lock memory with the operating system"),
     "kv_overrides": ((None, {}), "convert the file again"),
     "rope_scaling_type": ((None, -1), "convert the file again"),
     "rope_freq_base": ((0.0,), "convert the file again"),

@@ -1,5 +1,7 @@
 """The exceptions of this package. `except LatentKVError` catches all of them, those of native code too."""
 
+from collections.abc import Mapping
+
 
 class LatentKVError(ValueError):
     """Bad input or state, said in one line: `[where] expected …; got …`, then the flag to change."""
@@ -36,3 +38,16 @@ def absent(where: str, wanted: str, got: object, hint: str = "") -> NoAttribute:
 def _line(where: str, wanted: str, got: object, hint: str) -> str:
     message = f"[{where}] expected {wanted}; got {got}"
     return f"{message}; {hint}" if hint else message
+
+
+class NoName(LatentKVError, ImportError):
+    """A name of llama-cpp-python that is not here."""
+
+    __module__ = "latentkv.errors"
+
+
+def no_name(module: str, name: str, instead: Mapping[str, str]) -> Exception:
+    """What a module's __getattr__ raises; instead: by name what to use. Of those `from … import` says it."""
+    if name in instead:
+        return NoName(_line(module.rpartition(".")[2], "a name that latentkv has", name, instead[name]))
+    return AttributeError(f"module {module!r} has no attribute {name!r}")

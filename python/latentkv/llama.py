@@ -46,6 +46,7 @@ class Llama(OpenAICalls):
 
     Args:
         latent_path: a sidecar of the model: a file with the factors and the plan of a latent cache.
+        use_mlock: keeps the weights in memory, as far as `ulimit -l` allows; a warning says if it does not.
         n_ctx: tokens of the cache (512 as in llama-cpp-python; 0 = the trained context).
         n_batch, n_ubatch: tokens per native call; tokens that pass through the graph together, 0 = 512,
             or 2048 where all layers are on GPUs that have the memory.
@@ -92,6 +93,7 @@ class Llama(OpenAICalls):
         tensor_split: Sequence[float] | None = None,
         vocab_only: bool = False,
         use_mmap: bool = True,
+        use_mlock: bool = False,
         seed: int = RANDOM_SEED,
         n_ctx: int | str = 512,
         n_batch: int = 2048,
@@ -451,8 +453,8 @@ class Llama(OpenAICalls):
 
     @locked
     def close(self) -> None:
-        """Frees cache and weights; calling it again does nothing."""
-        self._model = None
+        """Frees cache and weights, at once; calling it again does nothing."""
+        self._model = self._template = self.cache = None
         self.evaluator.forget_session()
 
     def __enter__(self) -> Llama:

@@ -36,7 +36,10 @@ def open_model(path: str, latent_path: str, n_batch: int, given: Mapping[str, An
         LatentKVError: an argument out of its range or without an effect, or a file that cannot be opened so.
     """
     if error := no_gguf(path):
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # a circle of this frame, and those that called it, with all that they have open
     n_ctx = ranges.check_auto("n_ctx", ranges.N_CTX, given["n_ctx"])
     n_gpu_layers = ranges.check_auto("n_gpu_layers", ranges.N_GPU_LAYERS, given["n_gpu_layers"])
     gpus = Gpus.of(given["tensor_split"], given["main_gpu"], given["split_mode"])
@@ -48,6 +51,7 @@ def open_model(path: str, latent_path: str, n_batch: int, given: Mapping[str, An
         latent_path=latent_path,
         **chosen.placement,
         use_mmap=given["use_mmap"],
+        use_mlock=given["use_mlock"],
         vocab_only=given["vocab_only"],
     )
     if given["vocab_only"]:

@@ -147,8 +147,28 @@ KvBytes KvCache::bytes() const {
     return total;
 }
 
+std::vector<SlotRef> KvCache::claim(const NewTokens& tokens) {
+    if (placement_.takes_blocks()) {
+        // guesses that were taken push tokens out late
+        const Cells& recent = placement_.cells(placement_.recent());
+        if (static_cast<size_t>(recent.n_free()) < tokens.size()) demote_recent(0);
+        free_blocks(placement_.n_blocks(tokens));
+    }
+    return placement_.claim(tokens);
+}
+
+void KvCache::free_blocks(int n) {
+    const std::vector<SlotMove> moves = placement_.merges(n);
+    if (moves.empty()) return;
+    rows_.merge(moves);
+    placement_.merge(moves);
+}
+
 void KvCache::demote_recent(int n_ahead) {
-    const std::vector<RowMove> moves = placement_.demote(n_ahead);
+    const Placement::Leaving due = placement_.due(n_ahead);
+    if (due.empty()) return;
+    if (placement_.takes_blocks()) free_blocks(placement_.n_blocks(due));
+    const std::vector<RowMove> moves = placement_.demote(due);
     if (moves.empty()) return;
     for (CacheDevice* device : rows_.devices()) {
         if (device != nullptr) device->move_rows(*this, placement_.recent(), placement_.middle(), moves);

@@ -88,6 +88,11 @@ public:
     bool has_masses(int region) const { return region == placement_.middle() || region == placement_.recent(); }
     // Where a decoded token's rows go, sinks and a full window aside.
     int entered_region() const { return placement_.recent() >= 0 ? placement_.recent() : placement_.middle(); }
+    // Placement::claim() in a middle that has room for it: what is left of broken token blocks is brought together, and their scales chosen
+    // anew, only where a context that fits would find none otherwise.
+    std::vector<SlotRef> claim(const NewTokens& tokens);
+    // Brings broken blocks together until so many are free, or no more can be.
+    void free_blocks(int n);
     // After a ubatch: moves what is no longer recent to middle, in every layer (Placement::demote).
     void demote(int n_ahead = 0) {
         if (placement_.recent() >= 0) demote_recent(n_ahead);

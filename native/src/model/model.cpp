@@ -85,6 +85,32 @@ void Model::load_tensors() {
     }
     token_rows_ = static_cast<const char*>(token_embd_->data);
     place_weights();
+    if (options_.use_mlock && !describe_only()) lock_weights();
+}
+
+// What the host computes with, wherever that is now: in the mapped file, or in copies of it.
+void Model::lock_weights() {
+    std::vector<std::span<const uint8_t>> ranges;
+    size_t wanted = 0;
+    const auto add = [&](const void* data, size_t bytes) {
+        ranges.emplace_back(static_cast<const uint8_t*>(data), bytes);
+        wanted += bytes;
+    };
+    for (const ggml_tensor* const t : tensors_.all()) {
+        const LayerRun* const run = run_of(t);
+        if (run != nullptr && !run->on_gpu()) add(t->data, ggml_nbytes(t));
+    }
+    if (on_gpu()) add(token_rows_, ggml_nbytes(token_embd_));
+    if (on_gpu() && layer_embd_ != nullptr) add(layer_rows_, ggml_nbytes(layer_embd_));
+    for (const LayerWeights& l : std::span(layers_).first(static_cast<size_t>(n_host_layers()))) {
+        add(l.k_b.data(), l.k_b.size() * sizeof(float));
+        add(l.v_b.data(), l.v_b.size() * sizeof(float));
+    }
+    locked_ = LockedMemory(ranges);
+    if (locked_.error().empty()) return;
+    log(LogLevel::warning, "[mlock] expected to lock ", wanted >> 10, " KiB of weights in memory; got ",
+        locked_.bytes() >> 10, " KiB (", locked_.error(), "), as ulimit -l allows ", LockedMemory::limit(),
+        "; raise it, or leave out --mlock / use_mlock");
 }
 
 int Model::count_wanted_gpus() {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/forks.h"
+#include "base/locked_memory.h"
 #include "cache/spec/cache_spec.h"
 #include "decoder/hparams.h"
 #include "devices/layer_runs.h"
@@ -23,6 +24,7 @@ namespace lkv {
 struct ModelOptions {
     std::string latent_path = {};  // a sidecar of the file (model/sidecar.h), or empty
     bool use_mmap = true;
+    bool use_mlock = false;  // the host's weights stay in memory
     bool vocab_only = false;
     GpuOptions gpu = {};
     // for sizes and forecasts only: weights stay in the file, no session runs, and GPUs need not exist
@@ -92,6 +94,7 @@ private:
     // The run that a weight belongs to; null: only the host uses it, to look up tokens, or nothing does.
     const LayerRun* run_of(const ggml_tensor* weight) const;
     int count_wanted_gpus();
+    void lock_weights();
     std::vector<ggml_tensor*> weights_of(const LayerRun& run) const;
 
     std::string path_;
@@ -122,6 +125,7 @@ private:
     ggml_tensor* output_ = nullptr;
     ggml_tensor* output_bias_ = nullptr;
     size_t factor_bytes_ = 0;
+    LockedMemory locked_;
 };
 
 }  // namespace lkv

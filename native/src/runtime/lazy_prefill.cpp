@@ -153,7 +153,7 @@ bool Session::starts_sequences(std::span<const int32_t> seq) const {
 
 void Session::prefill_lazily(const LazyPrompt& prompt) {
     PipelineStage& stage = stages_.front();  // of all layers
-    const std::vector<SlotRef> targets = cache_.placement().claim({prompt.pos, prompt.seq, true});
+    const std::vector<SlotRef> targets = cache_.claim({prompt.pos, prompt.seq, true});
     const auto forget = [&] {
         stage.graph.reset();  // it reads rows of a layer that is over
         if (stage.on_gpu()) stage.gpu->detach_exact();

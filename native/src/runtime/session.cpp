@@ -195,7 +195,7 @@ void Session::run_ubatch(std::span<const int32_t> tokens, std::span<const int32_
     batch_.seq.assign(seq.begin(), seq.end());
     batch_.own_rows =
         cache_.options().keeps_recent() && tokens.size() > static_cast<size_t>(cache_.options().exact_ubatch);
-    batch_.slots = cache_.placement().claim({pos, seq, batch_.own_rows});
+    batch_.slots = cache_.claim({pos, seq, batch_.own_rows});
     step_ = {};
     try {
         if (cache_.states().is_used()) claim_states(seq, runs, n_ahead);

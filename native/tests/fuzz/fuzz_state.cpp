@@ -117,7 +117,7 @@ void fill(KvCache& cache, int seq, int first, int end) {
     for (int32_t pos = first; pos < end; pos++) {
         const std::array<int32_t, 1> at{pos};
         const std::array<int32_t, 1> of{seq};
-        cache.placement().claim({at, of, false});
+        cache.claim({at, of, false});
         if (cache.states().is_used()) {
             cache.states().commit(cache.states().claim(of), std::array{pos + 1});
             if (pos % 4 == 3) cache.states().keep_copy(seq);

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from latentkv import hub, ranges
 from latentkv.cli import _environment, _llama_cpp
-from latentkv.console.arguments import gpu_layers, number, shares, split_mode, text
+from latentkv.console.arguments import gpu_layers, number, numbers, shares, split_mode, text
 from latentkv.console.model_file import no_gguf
 from latentkv.console.reading import read_text
 from latentkv.errors import expected
@@ -174,14 +174,15 @@ def add_cache(parser: argparse.ArgumentParser, several: bool = False, rotate: bo
         )
 
 
-def add_compute(parser: argparse.ArgumentParser) -> None:
+def add_compute(parser: argparse.ArgumentParser, several: bool = False) -> None:
+    """What Model and Session compute with. several: --threads is a list."""
     group = parser.add_argument_group("compute")
     group.add_argument(
         "-t",
         "--threads",
-        type=number(_THREADS),
-        default=0,
-        metavar="N",
+        type=numbers(_THREADS) if several else number(_THREADS),
+        default=[0] if several else 0,
+        metavar="N,…" if several else "N",
         help="threads for decoding (default: every physical core)",
     )
     group.add_argument(
@@ -201,6 +202,11 @@ def add_compute(parser: argparse.ArgumentParser) -> None:
         help="read the weights into memory instead of mapping the file",
     )
     group.add_argument(
+        "--mlock",
+        action="store_true",
+        help="keep the weights in memory: the system may not swap them out, as far as ulimit -l allows",
+    )
+    group.add_argument(
         "--implementation",
         choices=["fused", "reference"],
         default="fused",
@@ -215,7 +221,7 @@ def add_compute(parser: argparse.ArgumentParser) -> None:
 
 def placement(args: argparse.Namespace, fit: Fit) -> dict[str, Any]:
     """_core.Model's keywords of where weights lie, from add_compute() and fitted()."""
-    return {**fit.placement, "use_mmap": args.mmap}
+    return {**fit.placement, "use_mmap": args.mmap, "use_mlock": args.mlock}
 
 
 def add_gpu_layers(group: Any) -> None:
@@ -307,9 +313,14 @@ def cache_options(args: argparse.Namespace, n_seq_max: int = 1) -> SessionOption
     """From add_cache(), add_ubatch() and, where a command has it, add_compute()."""
     given = {name: value for name, value in vars(args).items() if name in NAMES}
     if "threads" in args:
-        n_threads = max(0, args.threads)
-        given |= {"n_threads": n_threads, "n_threads_batch": max(0, args.threads_batch) or n_threads}
+        given |= threads(args, args.threads)
     return SessionOptions.of(given | {"n_ubatch": args.ubatch_size, "n_seq_max": n_seq_max})
+
+
+def threads(args: argparse.Namespace, count: int) -> dict[str, int]:
+    """A session's options where --threads is `count`."""
+    n_threads = max(0, count)
+    return {"n_threads": n_threads, "n_threads_batch": max(0, args.threads_batch) or n_threads}
 
 
 def _caches() -> str:

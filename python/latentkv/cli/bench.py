@@ -7,6 +7,7 @@ import itertools
 import json
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from latentkv import ranges
@@ -27,6 +28,7 @@ _EPILOG = """examples:
 
 def main(argv: Sequence[str]) -> int:
     args = options.parse(_parser(), argv)
+    threads, args.threads = args.threads, args.threads[0]
     depths = numbers(args.depth, "-d")
     formats = caches(args.kv, args.kv_k, args.kv_v)
     prompts, answers = numbers(args.n_prompt, "-p"), numbers(args.n_gen, "-n")
@@ -37,7 +39,6 @@ def main(argv: Sequence[str]) -> int:
     pairs = [pair for pair in itertools.zip_longest(prompts, answers, fillvalue=0) if any(pair)]
     from latentkv import _core
     from latentkv.measure.bench import Measurement, measure
-    from latentkv.version import version
 
     args.kv, args.kv_k, args.kv_v = formats[0], "", ""
     fit = options.fitted(args, longest, options.cache_options(args))
@@ -45,26 +46,39 @@ def main(argv: Sequence[str]) -> int:
     rows: list[Measurement] = []
     n_tests = sum(n > 0 for n in (*prompts, *answers))
     n_filled = len(pairs) * sum(depth > 0 for depth in depths)
-    n_runs = len(formats) * (len(depths) * n_tests * (args.repetitions + 1) + n_filled)
-    with stage(n_runs, "bench", "run") as bar:
-        runs = itertools.count()
+    n_runs = len(threads) * len(formats) * (len(depths) * n_tests * (args.repetitions + 1) + n_filled)
+    try:
+        with stage(n_runs, "bench", "run") as bar:
+            runs = itertools.count()
 
-        def begins(text: str) -> None:
-            bar.note(text)
-            bar.reach(next(runs))
+            def begins(text: str) -> None:
+                bar.note(text)
+                bar.reach(next(runs))
 
-        for kv, depth, (prefill, decode) in itertools.product(formats, depths, pairs):
-            rows += measure(
-                model,
-                kv,
-                depth,
-                prefill=prefill,
-                decode=decode,
-                repetitions=args.repetitions,
-                options=fit.options,
-                note=begins,
-            )
-        bar.reach(n_runs)
+            tests = itertools.product(threads, formats, depths, pairs)
+            for n_threads, kv, depth, (prefill, decode) in tests:
+                measured = measure(
+                    model,
+                    kv,
+                    depth,
+                    prefill=prefill,
+                    decode=decode,
+                    repetitions=args.repetitions,
+                    options=replace(fit.options, **options.threads(args, n_threads)),
+                    note=begins,
+                )
+                rows.extend(measured)  # one by one
+            bar.reach(n_runs)
+    finally:  # what was measured before a test that fails
+        if rows:
+            _show(model, args, argv, rows)
+    return 0
+
+
+def _show(model: Any, args: argparse.Namespace, argv: Sequence[str], rows: list[Any]) -> None:
+    from latentkv import _core
+    from latentkv.version import version
+
     if args.output == "json":
         result = {
             "model": args.model,
@@ -72,7 +86,6 @@ def main(argv: Sequence[str]) -> int:
             "name": model.metadata.get("general.name"),
             "size_bytes": model.size_bytes,
             "n_params": model.n_params,
-            "threads": args.threads,
             "build": _core.build_info(),
             "command": shlex.join(["latentkv", "bench", *argv]),
             "version": version(),
@@ -83,12 +96,10 @@ def main(argv: Sequence[str]) -> int:
         layout = markdown if args.output == "md" else table
         header = ["model", "kv", "test", "size", "params", "threads", "t/s", "cache"]
         show(layout(header, _cells(model, args, rows), left=3))
-    return 0
 
 
 def _cells(model: Any, args: argparse.Namespace, rows: list[Any]) -> list[list[str]]:
     name = str(model.metadata.get("general.name") or model.metadata.get("general.architecture"))
-    threads = str(args.threads or "auto")
     return [
         [
             name,
@@ -96,7 +107,7 @@ def _cells(model: Any, args: argparse.Namespace, rows: list[Any]) -> list[list[s
             row.name,
             bytes_text(model.size_bytes),
             count_text(model.n_params),
-            threads,
+            str(max(0, row.threads) or "auto"),
             f"{row.mean:.2f} ± {row.sd:.2f}",
             bytes_text(row.kv_bytes),
         ]
@@ -139,7 +150,7 @@ def _parser() -> argparse.ArgumentParser:
         "--json", dest="output", action="store_const", const="json", help="the same as -o json"
     )
     options.add_cache(parser, several=True)
-    options.add_compute(parser)
+    options.add_compute(parser, several=True)
     return parser
 
 

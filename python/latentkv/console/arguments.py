@@ -96,6 +96,11 @@ def number(allowed: Range | RealRange) -> Callable[[str], float]:
     return convert
 
 
+def numbers(allowed: Range) -> Callable[[str], list[int]]:
+    """An argparse type: such numbers, separated by commas."""
+    return lambda text: [int(number(allowed)(each)) for each in text.split(",")]
+
+
 def number_or_auto(allowed: Range) -> Callable[[str], int | str]:
     """An argparse type: the same, or `auto`."""
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentkv import _core
 from latentkv.engine.lines import Lines
-from latentkv.engine.request import Ticket
+from latentkv.engine.request import Request, Ticket
 from latentkv.generate.scores import PromptScores, drawn_score, token_score
 from latentkv.generate.writer import AnswerWriter, Piece
 from latentkv.sampling.closing import closing_of
@@ -37,9 +38,10 @@ class Job:
         self._model = model
         self.sampler = sampling.sampler(model)
         self._closing = closing_of(model, request.sampling.grammar)
+        score = partial(_score, model, self.sampler, request)
         is_scored = request.logprobs is not None or request.with_tokens
         self._writer = AnswerWriter(
-            request.stop, self._score if is_scored else None, self._closing, request.ignore_eos
+            request.stop, score if is_scored else None, self._closing, request.ignore_eos
         )
         self._lines = None if request.lines is None else Lines(request.lines)
         self._prompt = (
@@ -149,11 +151,19 @@ class Job:
         self.pending = [token]
         return shown
 
-    def _score(self, token: int, at: int, logits: NDArray[np.float32] | None) -> TokenScore:
-        request = self.ticket.request
-        if request.behind_samplers and request.logprobs is not None:
-            return drawn_score(self._model, self.sampler, token, at, request.logprobs, request.shown)
-        return token_score(self._model, token, at, logits, request.logprobs, request.shown)
+
+# No method of Job: a writer that held its job would be part of a circle.
+def _score(
+    model: _core.Model,
+    sampler: _core.Sampler,
+    request: Request,
+    token: int,
+    at: int,
+    logits: NDArray[np.float32] | None,
+) -> TokenScore:
+    if request.behind_samplers and request.logprobs is not None:
+        return drawn_score(model, sampler, token, at, request.logprobs, request.shown)
+    return token_score(model, token, at, logits, request.logprobs, request.shown)
 
 
 def drawn(jobs: Sequence[Job], logits: NDArray[np.float32], rows: Sequence[int]) -> list[Drawn]:

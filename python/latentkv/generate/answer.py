@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -61,7 +62,7 @@ class Answer:
         self._options = options
         closing = closing_of(llama.model, sampling.grammar)
         self._loop = token_loop(llama, sampling, options.processor, closing)
-        self._writer = AnswerWriter(options.stop, self._score, closing)
+        self._writer = AnswerWriter(options.stop, partial(_score, llama, options), closing)
 
     @property
     def completion_tokens(self) -> int:
@@ -114,12 +115,15 @@ class Answer:
                 return
             self._loop.push([token])
 
-    def _score(self, token: int, offset: int, logits: NDArray[np.float32] | None) -> TokenScore:
-        count = self._options.logprobs
-        return token_score(self._model, token, offset, logits, count, self._options.shown)
-
     def _stop_asked(self, token: int) -> bool:
         stopping = self._options.stopping
         return stopping is not None and stopping(
             np.append(self._loop.input_ids, np.intc(token)), self._loop.logits
         )
+
+
+# No method: a writer that held its answer would be part of a circle, which would keep the model open.
+def _score(
+    llama: Caller, options: AnswerOptions, token: int, offset: int, logits: NDArray[np.float32] | None
+) -> TokenScore:
+    return token_score(llama.model, token, offset, logits, options.logprobs, options.shown)

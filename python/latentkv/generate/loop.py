@@ -41,10 +41,12 @@ class TokenLoop:
     ) -> None:
         """last_n: tokens of the prompt that the sampler's penalties see."""
         self.timings = Timings()
-        self._cached, self._sampler, self._processor = cached, sampler, processor
+        self._cached, self._processor = cached, processor
+        self._sampler: _core.Sampler | None = sampler  # None: the model is closed
         self._draft, self._last_n, self._closing = draft, last_n, closing
         self._ahead: list[int] = []
         self._rows: NDArray[np.float32] | None = None  # [1 + guesses, n_vocab]
+        cached.add(self)
 
     @property
     def input_ids(self) -> NDArray[np.intc]:
@@ -58,15 +60,20 @@ class TokenLoop:
         rows = self._rows
         return self._cached.logits if rows is None else rows[len(rows) - 1 - len(self._ahead)]
 
-    def hold(self) -> None:
-        """Before every step: the cache as this loop left it."""
+    def hold(self) -> _core.Sampler:
+        """Before every step: the cache as this loop left it. Raises where the model is closed."""
         self._cached.hold(self)
         self._cached.timings = self.timings
+        assert self._sampler is not None
+        return self._sampler
+
+    def let_go(self) -> None:
+        """The model is closed, which the sampler has open."""
+        self._sampler, self._ahead, self._rows = None, [], None
 
     def start(self, prompt: Sequence[int], reset: bool = True) -> None:
         """Evaluates the prompt, after the part of it that is cached (`reset`) or after everything cached."""
-        self.hold()
-        cached = self._cached
+        sampler, cached = self.hold(), self._cached
         if not len(prompt) and not (cached.n_tokens and cached.has_logits):
             raise expected("prompt", "at least one token", "none")
         n_kept = cached.keep_prefix(prompt) if reset and len(prompt) else 0
@@ -76,11 +83,11 @@ class TokenLoop:
         self.timings.prompt_s = time.perf_counter() - begin
         cached.mark_prompt()
         for token in prompt[max(0, len(prompt) - self._last_n) :]:
-            self._sampler.accept(token, in_grammar=False)
+            sampler.accept(token, in_grammar=False)
 
     def next(self, left: int | None = None) -> int:
         """Samples after the last token. left: how many tokens may still come, this one among them."""
-        self.hold()
+        sampler = self.hold()
         begin = time.perf_counter()
         logits = self.logits
         if self._processor is not None:
@@ -88,8 +95,8 @@ class TokenLoop:
             self.hold()  # a processor may have made calls of its own
         if self._closing is not None and left is not None:
             logits = self._closing.applied(logits, left)
-        token = self._sampler.sample(logits)
-        self._sampler.accept(token)
+        token = sampler.sample(logits)
+        sampler.accept(token)
         self.timings.predicted_s += time.perf_counter() - begin
         return token
 

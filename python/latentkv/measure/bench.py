@@ -25,6 +25,7 @@ class Measurement:
     test: str  # "pp" (prefill) or "tg" (decode)
     tokens: int
     depth: int
+    threads: int  # 0: every physical core
     samples: list[float]
     kv_bytes: int  # allocated, for depth + the larger test
     kv_bytes_per_token: float
@@ -91,6 +92,7 @@ def measure(
             test,
             count,
             depth,
+            options.n_threads,
             samples,
             bytes_of["total"],
             bytes_of["per_token"],

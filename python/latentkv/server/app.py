@@ -36,7 +36,8 @@ def create_app(
     @contextlib.asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
         yield
-        await asyncio.to_thread(serving.close)  # a signal may end the process right after
+        await asyncio.to_thread(app.state.serving.close)  # a signal may end the process right after
+        del app.state.serving  # the app is part of circles, which would keep the model open
 
     app = FastAPI(
         title="latentkv",

@@ -6,13 +6,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentkv import ranges
-from latentkv.errors import absent, expected
+from latentkv.errors import NoAttribute, absent, expected
 from latentkv.session import prefix
 from latentkv.session.lock import SessionLock, ShuttingDown, locked
 from latentkv.session.state import LlamaState
@@ -36,6 +37,13 @@ class SetAside:
     scores: NDArray[np.float32] | None  # [n_tokens, n_vocab]
 
 
+class Stream(Protocol):
+    """Who takes steps in the cache, and may be left half-way."""
+
+    def let_go(self) -> None:
+        """Drops what keeps the model open: it is closed."""
+
+
 class Evaluator:
     """Consecutive tokens in sequence 0 of a session. The cache is the truth: after an interrupted or
     failed call the token list is what the cache says. Threads take turns, a call each.
@@ -53,6 +61,7 @@ class Evaluator:
         """reopen: makes an empty session like this one."""
         self.lock = SessionLock(self.left_behind)
         self._reopen = reopen
+        self._streams: WeakSet[Stream] = WeakSet()  # all that are not forgotten
         self._lost: object = None  # the stream whose tokens a fork left in the parent
         self.n_batch = n_batch
         self.timings = Timings()  # of the call that had the cache last
@@ -72,7 +81,7 @@ class Evaluator:
         if self._session is None and self._reopen is not None:
             self._session = self._reopen()
         if self._session is None:
-            raise absent("Llama", "an open model with weights", "a closed one, or vocab_only=True")
+            raise _closed()
         return self._session
 
     @property
@@ -125,10 +134,16 @@ class Evaluator:
 
     # Whose the cache is.
 
+    def add(self, stream: Stream) -> None:
+        """Once, before its first step: it may outlive the model."""
+        self._streams.add(stream)
+
     @locked
     def hold(self, owner: object) -> None:
         """Gives the cache to a stream, with the tokens that it had there, or to a call that is no stream
         (None). The tokens of the stream before are kept as well, for a prompt that begins like them."""
+        if owner is not None and self._session is None and self._reopen is None:
+            raise _closed()
         if owner is self._holder:
             return
         if owner is not None and owner is self._lost:
@@ -368,8 +383,14 @@ class Evaluator:
 
     @locked
     def forget_session(self) -> None:
-        """Frees the cache and everything that belongs to it."""
+        """Frees the cache and everything that belongs to it, streams left half-way too."""
+        for stream in list(self._streams):
+            stream.let_go()
         self._session = self._reopen = None
         self._holder = None
         self._set_aside.clear()
         self._logits = self._scores = self._mark = None
+
+
+def _closed() -> NoAttribute:
+    return absent("Llama", "an open model with weights", "a closed one, or vocab_only=True")

@@ -265,6 +265,31 @@ def test_bench(run: Any, latent_gguf: Path) -> None:
     assert len(shown.splitlines()) == 2 + len(results)
 
 
+def test_bench_of_several_thread_counts(run: Any, plain_gguf: Path) -> None:
+    args = ("bench", plain_gguf, "-p", 8, "-n", 2, "-r", 1, "-t", "1,2")
+    rows = json.loads(run(*args, "--json").stdout)["results"]
+    assert [(row["threads"], row["name"]) for row in rows] == [(1, "pp8"), (1, "tg2"), (2, "pp8"), (2, "tg2")]
+    assert [line.split("|")[6].strip() for line in run(*args, "-o", "md").stdout.splitlines()[2:]] == list(
+        "1122"
+    )
+    assert run("bench", plain_gguf, "-t", "1,x").stderr.startswith("error: [-t] expected 1 … 512, or 0 (")
+
+
+def test_bench_shows_what_it_measured_before_a_test_that_fails(run: Any, plain_gguf: Path) -> None:
+    done = run("bench", plain_gguf, "-p", 8, "-n", 2, "-r", 1, "-t", 1, "--kv", "f16,q9", "--json")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: [kv] expected ")
+    assert [row["name"] for row in json.loads(done.stdout)["results"]] == ["pp8", "tg2"]
+
+
+def test_bench_goes_back_to_a_depth_within_a_block(run: Any, plain_gguf: Path) -> None:
+    done = run(
+        "bench", plain_gguf, "-p", 400, "-n", 0, "-d", 100, "-r", 1, "-t", 1, "--kv", "small", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    assert [row["name"] for row in json.loads(done.stdout)["results"]] == ["pp400 @ d100"]
+
+
 def test_closed_pipe_is_quiet(latent_gguf: Path) -> None:
     command = f"{sys.executable} -m latentkv info {latent_gguf} --json | head -n 1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)

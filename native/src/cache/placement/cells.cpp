@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 namespace lkv {
 namespace {
@@ -230,6 +231,52 @@ void Cells::remove(int seq, int32_t pos) {
     } else {
         held.gapless = false;
     }
+}
+
+std::vector<SlotMove> Cells::merges(int n) const {
+    std::vector<std::pair<int, int>> broken;  // tokens left, first slot
+    for (int first = 0; block_ > 1 && n > 0 && first < end_; first += block_) {
+        const auto left = static_cast<int>(std::count_if(seq_.begin() + first, seq_.begin() + first + block_,
+                                                         [](uint64_t mask) { return mask != 0; }));
+        if (left > 0 && left < block_) broken.emplace_back(left, first);
+    }
+    if (n > 0) n_visited_ += static_cast<uint64_t>(end_);
+    std::sort(broken.begin(), broken.end());
+    size_t n_merged = 0;  // as many as free the most
+    int n_freed = 0;
+    int n_tokens = 0;
+    for (size_t i = 0; i < broken.size() && n_freed < n; i++) {
+        n_tokens += broken[i].first;
+        const int freed = static_cast<int>(i) + 1 - (n_tokens + block_ - 1) / block_;
+        if (freed > n_freed) {
+            n_freed = freed;
+            n_merged = i + 1;
+        }
+    }
+    std::vector<int> blocks;
+    for (size_t i = 0; i < n_merged; i++) blocks.push_back(broken[i].second);
+    std::sort(blocks.begin(), blocks.end());
+    std::vector<int> slots;
+    for (const int first : blocks) {
+        for (int slot = first; slot < first + block_; slot++) {
+            if (used(slot)) slots.push_back(slot);
+        }
+    }
+    const auto order = [this](int slot) { return std::pair(std::countr_zero(seq(slot)), pos(slot)); };
+    std::sort(slots.begin(), slots.end(), [&](int a, int b) { return order(a) < order(b); });
+    std::vector<SlotMove> moves;
+    for (size_t i = 0; i < slots.size(); i++) {
+        const auto block = static_cast<size_t>(block_);
+        moves.push_back({slots[i], blocks[i / block] + static_cast<int>(i % block)});
+    }
+    return moves;
+}
+
+void Cells::merge(std::span<const SlotMove> moves) {
+    std::vector<Token> tokens;
+    for (const SlotMove& move : moves) tokens.push_back({pos(move.from), seq(move.from)});
+    for (const SlotMove& move : moves) release(move.from);
+    for (size_t i = 0; i < moves.size(); i++) put(moves[i].to, tokens[i]);
 }
 
 void Cells::clear() {

@@ -1,7 +1,7 @@
 // Which token each slot of a region holds: slot <-> position <-> sequences. Knows nothing of bytes or layers.
 //
 // Cells may come in token blocks only. A block is claimed whole; tokens leave it one by one, and it is free again when the last is gone.
-// Until then its empty slots are occupied but unused.
+// Until then its empty slots are occupied but unused, unless merges() brings what is left of several blocks into fewer.
 //
 // For every sequence the cells remember the first and the last position, how many tokens it has and whether these follow one
 // another without a gap; and for some positions, which slot has them. So no question about a sequence's ends scans the slots, and a
@@ -22,6 +22,12 @@ namespace lkv {
 struct Token {
     int32_t pos;
     uint64_t seq;  // mask of the sequences that hold it
+};
+
+// A token that goes to another slot of its region.
+struct SlotMove {
+    int from;
+    int to;
 };
 
 class Cells {
@@ -68,6 +74,11 @@ public:
     void put(int slot, const Token& token);
     void release(int slot) { put(slot, {-1, 0}); }
     void clear();
+
+    // Moves of tokens by which n more token blocks become free, as far as that is possible: out of the blocks that have the fewest left,
+    // into as few of these. By first sequence and position; targets in whole blocks, the last perhaps with fewer.
+    std::vector<SlotMove> merges(int n) const;
+    void merge(std::span<const SlotMove> moves);
 
     static size_t bytes_per_slot() { return sizeof(int32_t) + sizeof(uint64_t); }
 

@@ -8,7 +8,7 @@
 namespace lkv {
 
 void Placement::check_room(size_t n) const {
-    if (const int64_t wanted = n_occupied() + static_cast<int64_t>(n); wanted > options_.n_ctx) {
+    if (const int64_t wanted = n_used() + static_cast<int64_t>(n); wanted > options_.n_ctx) {
         fail("context", "expected at most ", options_.n_ctx, " cells; got ", wanted, "; raise -c / n_ctx");
     }
 }
@@ -43,12 +43,29 @@ void Placement::take_back(std::span<const SlotRef> slots) {
     for (Selection* selection : selections_) selection->take_back();
 }
 
-void Placement::place(const NewTokens& tokens, std::vector<SlotRef>& slots) {
-    std::vector<int32_t> first_recent(max_sequences, tokens.settles ? INT32_MAX : 0);
+// By sequence: from where on new tokens stay recent.
+std::vector<int32_t> Placement::first_recent(const NewTokens& tokens) const {
+    std::vector<int32_t> first(max_sequences, 0);
     for (size_t i = 0; tokens.settles && i < tokens.size(); i++) {
-        first_recent[static_cast<size_t>(tokens.seq[i])] =
-            std::max(0, tokens.pos[i] + 1 - options_.window(tokens.pos[i] + 1));
+        first[static_cast<size_t>(tokens.seq[i])] = std::max(0, tokens.pos[i] + 1 - options_.window(tokens.pos[i] + 1));
     }
+    return first;
+}
+
+int Placement::n_blocks(const NewTokens& tokens) const {
+    const std::vector<int32_t> recent = first_recent(tokens);
+    std::vector<int> settling(max_sequences);
+    for (size_t i = 0; i < tokens.size(); i++) {
+        const auto s = static_cast<size_t>(tokens.seq[i]);
+        if (tokens.pos[i] >= options_.sink && tokens.pos[i] < recent[s]) settling[s]++;
+    }
+    int n = 0;
+    for (const int of_sequence : settling) n += of_sequence / cells(middle()).block();
+    return n;
+}
+
+void Placement::place(const NewTokens& tokens, std::vector<SlotRef>& slots) {
+    const std::vector<int32_t> first_recent = this->first_recent(tokens);
     const auto enter = [&](int region, size_t i) {
         const bool fits = region >= 0 && regions_[static_cast<size_t>(region)].n_free() > 0;
         if (fits) slots[i] = {region, regions_[static_cast<size_t>(region)].claim(tokens[i])};
@@ -110,17 +127,28 @@ std::vector<int> Placement::old_slots(int n_ahead) const {
     return slots;
 }
 
-std::vector<RowMove> Placement::demote(int n_ahead) {
-    const Cells& recent = cells(recent_);
+Placement::Leaving Placement::due(int n_ahead) const {
     const std::vector<int> old = old_slots(n_ahead);
     if (old.empty()) return {};
-    // by the first sequence that holds them: tokens that several share fill blocks with that one's own
-    std::vector<std::vector<int>> owned(max_sequences);
+    Leaving owned(max_sequences);
     for (const int slot : old) {
-        owned[static_cast<size_t>(std::countr_zero(recent.seq(slot)))].push_back(slot);
+        owned[static_cast<size_t>(std::countr_zero(cells(recent_).seq(slot)))].push_back(slot);
     }
+    const auto block = static_cast<size_t>(cells(middle()).block());
+    for (std::vector<int>& slots : owned) slots.resize(slots.size() / block * block);
+    return owned;
+}
+
+int Placement::n_blocks(const Leaving& due) const {
+    size_t n = 0;
+    for (const std::vector<int>& slots : due) n += slots.size();
+    return static_cast<int>(n) / cells(middle()).block();
+}
+
+std::vector<RowMove> Placement::demote(const Leaving& due) {
+    const Cells& recent = cells(recent_);
     std::vector<RowMove> moves;
-    for (const std::vector<int>& slots : owned) {
+    for (const std::vector<int>& slots : due) {
         std::vector<Token> tokens;
         for (const int slot : slots) tokens.push_back({recent.pos(slot), recent.seq(slot)});
         const std::vector<int> claimed = regions_.back().claim(tokens);

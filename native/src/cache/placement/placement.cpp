@@ -47,10 +47,20 @@ const Cells& Placement::cells(int region, int layer) const {
     return region == middle() && selection != nullptr ? selection->cells(layer) : cells(region);
 }
 
-int Placement::n_occupied() const {
+int Placement::n_used() const {
     int n = 0;
-    for (const Cells& cells : regions_) n += cells.n_occupied();
+    for (const Cells& cells : regions_) n += cells.n_used();
     return n;
+}
+
+std::vector<SlotMove> Placement::merges(int n_blocks) const {
+    const Cells& cells = regions_.back();
+    return cells.merges(n_blocks - cells.n_free() / cells.block());
+}
+
+void Placement::merge(std::span<const SlotMove> moves) {
+    regions_.back().merge(moves);
+    version_++;
 }
 
 uint64_t Placement::n_visited() const {

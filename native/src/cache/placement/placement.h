@@ -58,8 +58,8 @@ public:
     const Cells& cells_of_rows(int region) const {  // as Rows counts regions, the ring last
         return region == n_regions() ? ring_->cells() : cells(region);
     }
-    // Cells that no new token can take: used ones, and what is left of the middle's broken blocks.
-    int n_occupied() const;
+    int n_used() const;  // tokens, each counted once
+    bool takes_blocks() const { return cells(middle()).block() > 1; }
     uint64_t n_visited() const;  // Cells::n_visited of all cells
     // Changes whenever cells change, except when claim() takes free ones: a copy of the cells is stale then.
     uint64_t version() const { return version_; }
@@ -79,10 +79,17 @@ public:
     std::vector<SlotRef> claim(const NewTokens& tokens);
     // Undoes the last claim(). Tokens that were evicted for it stay evicted.
     void take_back(std::span<const SlotRef> slots);
-    // Slots of the middle for what is no longer recent, once a sequence has a batch more than its window; empty: for none. The tokens
-    // are in both until leave_recent(). n_ahead: so many of the latest tokens may be taken back, and push nothing out. Precondition:
-    // there are recent tokens.
-    std::vector<RowMove> demote(int n_ahead);
+    // How many blocks of the middle claim() takes for these tokens, where it takes blocks. It finds no room where fewer are free.
+    int n_blocks(const NewTokens& tokens) const;
+
+    // What is no longer recent, once a sequence has a batch more than its window: slots, by the first sequence that holds them, so that
+    // tokens which several share fill blocks with that one's own; and only whole blocks, where the middle takes these. Empty: nothing.
+    // n_ahead: so many of the latest tokens may be taken back, and push nothing out. Precondition: there are recent tokens.
+    using Leaving = std::vector<std::vector<int>>;
+    Leaving due(int n_ahead) const;
+    int n_blocks(const Leaving& due) const;
+    // Slots of the middle for them. The tokens are in both until leave_recent().
+    std::vector<RowMove> demote(const Leaving& due);
     void leave_recent(std::span<const RowMove> moves);
 
     // llama.cpp's sequence verbs. They are refused, and change nothing, where a sequence's next token would see tokens in its window whose
@@ -101,6 +108,10 @@ public:
     // The position before which tokens of the sequence stay where they are, whatever follows. Under eviction 0.
     int32_t settled(int seq) const;
 
+    // Moves within the middle by which so many of its blocks are free, as far as that is possible; merge() makes them.
+    std::vector<SlotMove> merges(int n_blocks) const;
+    void merge(std::span<const SlotMove> moves);
+
     // For states, which say themselves where tokens are.
     Cells& cells_of_rows(int region) {
         return region == n_regions() ? ring_->cells() : regions_[static_cast<size_t>(region)];
@@ -116,6 +127,7 @@ private:
     void release(const SlotRef& at);
     [[noreturn]] void refuse_recent(size_t n_wanted) const;
     std::vector<int> old_slots(int n_ahead) const;
+    std::vector<int32_t> first_recent(const NewTokens& tokens) const;
     bool takes_part(int seq, const Positions& positions) const;
     bool is_divisible() const;  // whether parts of sequences may go, move or be lent
     template <typename F>

@@ -1,4 +1,5 @@
-// How rows of recent tokens become rows of the middle, on the host.
+// How rows of recent tokens become rows of the middle, on the host, and how broken token blocks become whole ones.
+#include <algorithm>
 #include <array>
 
 #include "cache/rows/rows.h"
@@ -66,6 +67,31 @@ void Rows::demote(int layer, std::span<const RowMove> moves) {
             }
         }
     }
+}
+
+// It is rare, and rows of a GPU come and go for it.
+void Rows::merge(std::span<const SlotMove> moves) {
+    const RegionRows& region = regions_[static_cast<size_t>(middle_)];
+    std::vector<int> from;
+    std::vector<int> to;
+    std::vector<int> blocks;  // all of their slots: any of them has some of the block's scales
+    for (const SlotMove& move : moves) {
+        from.push_back(move.from);
+        to.push_back(move.to);
+        const int first = move.from / token_block_slots * token_block_slots;
+        if (blocks.empty() || std::find(blocks.begin(), blocks.end(), first) == blocks.end()) {
+            for (int i = 0; i < token_block_slots; i++) blocks.push_back(first + i);
+        }
+    }
+    const std::vector<ByteRange> ranges = region.ranges_of(blocks, 0);
+    HostBytes bytes(*region.storage, region.total_bytes());
+    bytes.read(ranges);
+    for (const LayerRows& layer : region.layers) {
+        for (int side = 0; region.has_row(layer) && side < 2; side++) {
+            regroup_rows(layer.layout[side], bytes.data() + layer.offset[side], from, to);
+        }
+    }
+    bytes.write_back(ranges);
 }
 
 }  // namespace lkv

@@ -132,6 +132,8 @@ public:
 
     // Rows of recent slots into the middle, those of this layer on the host.
     void demote(int layer, std::span<const RowMove> moves);
+    // Rows within the middle, of every layer and device: whole token blocks (regroup_rows).
+    void merge(std::span<const SlotMove> moves);
 
 private:
     template <typename F>

@@ -115,6 +115,7 @@ std::string StateReader::put(std::span<StatePart> parts, int to_seq) {
         fail("state", "expected a sequence in one part, as tokens are evicted; got ", parts.size(), " parts");
     }
     StatePart& first = parts.front();
+    if (to_seq >= 0) make_room(parts);
     std::string lost;
     if (accept_ == Accept::any && !evicts && parts.size() == 1 &&
         (rotation_.sides != 0 || !fits_in_place(first.regions, to_seq))) {
@@ -141,14 +142,27 @@ std::string StateReader::put(std::span<StatePart> parts, int to_seq) {
     return lost;
 }
 
+// In the middle, where it takes token blocks.
+void StateReader::make_room(std::span<const StatePart> parts) {
+    const int middle = placement_.middle();
+    int64_t n = 0;
+    for (const StatePart& part : parts) {
+        for (const SavedRegion& region : part.regions) {
+            if (region.name == "middle") n += static_cast<int64_t>(region.tokens.size());
+        }
+    }
+    if (!placement_.takes_blocks() || n > placement_.cells(middle).capacity()) return;
+    cache_.free_blocks(static_cast<int>(n) / token_block_slots);
+}
+
 void StateReader::check_whole(std::span<const StatePart> parts) const {
     check_recurrent(cache_);
     for (const StatePart& part : parts) {
         if (!part.in.done()) fail("state", "expected the end of the state; got more bytes");
     }
     const int n_ctx = cache_.options().n_ctx;
-    if (placement_.n_occupied() > n_ctx) {
-        fail("state", "expected at most ", n_ctx, " cells; got ", placement_.n_occupied(), "; raise -c / n_ctx");
+    if (placement_.n_used() > n_ctx) {
+        fail("state", "expected at most ", n_ctx, " cells; got ", placement_.n_used(), "; raise -c / n_ctx");
     }
     if (!placement_.is_complete(all_sequences)) {
         fail("state", "expected the rows that each sequence's window of ", placement_.ring()->window(),
@@ -211,7 +225,7 @@ void StateReader::put_region(size_t index, const SavedRegion& saved, uint64_t se
     }
 }
 
-// Whether tokens can go to their own slots, in the layouts that they have.
+// Whether tokens can go to their own slots, or to free ones of a sequence, in the layouts that they have.
 bool StateReader::fits_in_place(std::span<const SavedRegion> saved, int to_seq) const {
     const std::span<const RegionRows> own = rows_.regions();
     bool fits = saved.size() == own.size();
@@ -222,8 +236,12 @@ bool StateReader::fits_in_place(std::span<const SavedRegion> saved, int to_seq) 
                 fits = fits && same_layout(saved[r].layers[il].plan[side].view(), own_layout(own[r], il, side));
             }
         }
-        const int capacity = placement_.cells_of_rows(static_cast<int>(r)).capacity();
-        for (const SavedToken& token : saved[r].tokens) fits = fits && (to_seq >= 0 || token.slot < capacity);
+        const Cells& cells = placement_.cells_of_rows(static_cast<int>(r));
+        if (to_seq >= 0) {
+            fits = fits && (own[r].name == "ring" || static_cast<int>(saved[r].tokens.size()) <= cells.n_free());
+            continue;
+        }
+        for (const SavedToken& token : saved[r].tokens) fits = fits && token.slot < cells.capacity();
     }
     return fits;
 }

@@ -34,6 +34,7 @@ private:
     std::string put(std::span<StatePart> parts, int to_seq);
     void put_region(size_t region, const SavedRegion& saved, uint64_t sequences, int to_seq, uint8_t* rows,
                     std::vector<int>& slots);
+    void make_room(std::span<const StatePart> parts);
     bool fits_in_place(std::span<const SavedRegion> saved, int to_seq) const;
     bool check_accepted(std::span<const SavedRegion> saved) const;
     void check_whole(std::span<const StatePart> parts) const;

@@ -62,7 +62,8 @@ std::string restored_as(const char* what, const Bits& from, const Bits& to, bool
 }  // namespace
 
 Transcoder::Transcoder(KvCache& cache, std::span<const SavedRegion> saved, int to_seq, const RowRotation& rotation)
-    : options_(cache.options()),
+    : cache_(cache),
+      options_(cache.options()),
       placement_(cache.placement()),
       rows_(cache.rows()),
       saved_(saved),

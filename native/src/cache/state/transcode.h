@@ -60,6 +60,7 @@ private:
     void write_single(std::span<const Token> tokens, size_t il, int side, const RowLayout& to, uint8_t* rows);
     std::string lost();
 
+    KvCache& cache_;
     const KvCacheOptions& options_;
     Placement& placement_;
     const Rows& rows_;

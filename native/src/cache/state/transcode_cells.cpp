@@ -62,7 +62,7 @@ void Transcoder::choose_regions() {
 }
 
 void Transcoder::claim_cells() {
-    // blocks are of one sequence, by the first that holds a token
+    // blocks are of one sequence, by the first that holds a token, as far as there is room for that
     std::vector<std::vector<Token>> owned(max_sequences);
     std::vector<Token> in_order;  // those of a block together
     for (Token& token : tokens_) {
@@ -76,15 +76,24 @@ void Transcoder::claim_cells() {
     Cells& middle = placement_.cells_of_rows(placement_.middle());
     const auto block = static_cast<size_t>(middle.block());
     size_t n_middle = 0;
-    for (const std::vector<Token>& tokens : owned) n_middle += (tokens.size() + block - 1) / block * block;
+    size_t n_tokens = 0;
+    const auto whole = [block](size_t n) { return (n + block - 1) / block * block; };
+    for (const std::vector<Token>& tokens : owned) {
+        n_middle += whole(tokens.size());
+        n_tokens += tokens.size();
+    }
+    if (block > 1) cache_.free_blocks(static_cast<int>(n_middle / block));
+    const bool apart = static_cast<int64_t>(n_middle) <= middle.n_free();
+    if (!apart) n_middle = whole(n_tokens);
     if (static_cast<int64_t>(n_middle) > middle.n_free()) {
         fail("state", "expected room for ", n_middle, " tokens among the compressed ones; raise -c / n_ctx; got ",
              middle.n_free());
     }
+    size_t n = 0;  // in the block
     for (const std::vector<Token>& tokens : owned) {
-        for (size_t n = 0; n < tokens.size(); n++) {
-            Token token = tokens[n];
-            token.slot = n % block == 0 ? middle.find_free(token.seq) : in_order.back().slot + 1;
+        if (apart) n = 0;
+        for (Token token : tokens) {
+            token.slot = n++ % block == 0 ? middle.find_free(token.seq) : in_order.back().slot + 1;
             middle.put(token.slot, {token.pos, token.seq});
             in_order.push_back(token);
         }
