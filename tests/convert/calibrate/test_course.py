@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 from conftest import DEMO
 from latentkv.console import whole
 from latentkv.plan import kv_budget
-from latentkv_convert import calibrate, cli, course
+from latentkv_convert import calibrate, cli, course, pipeline
 from latentkv_convert.calibrate import speed
 from latentkv_convert.plan import unmeasured
 from latentkv_convert.recipe import Recipe
@@ -101,18 +100,17 @@ def test_how_long_it_takes_is_said_before_the_text_is_read(
     def begun(*_: object) -> None:
         raise Begun
 
-    monkeypatch.setattr(course, "_WORTH", 0.0)
+    monkeypatch.setattr(pipeline, "_WORTH", 0.0)
     monkeypatch.setattr(calibrate, "encode", begun)
     command = words(tiny, calib, tmp_path / "out.gguf", "60%")
     said: list[float] = []
     for slower in (1, 8):
         capsys.readouterr()
-        with monkeypatch.context() as patch, pytest.raises(Begun):
+        with monkeypatch.context() as patch:
             seconds = speed._seconds
             patch.setattr(speed, "_seconds", lambda *given, by=slower: by * seconds(*given))
-            started = time.monotonic()
-            cli.main(command)
-        assert time.monotonic() - started < 30
+            with pytest.raises(Begun):
+                cli.main(command)
         first = capsys.readouterr().err.splitlines()[0]
         match = re.fullmatch(
             r"this takes about ([\d.]+) (s|min|h) on this machine, as fast as it was just now", first

@@ -55,6 +55,7 @@ RULES = [
                 "calibrate/text/chats",
                 "compute/arithmetic",
                 "cli",
+                "files",
                 "report",
             ]
         },

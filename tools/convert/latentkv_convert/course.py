@@ -29,7 +29,6 @@ ROUGHLY = 2  # windows that a plan is checked on first
 PRICED = 1
 SHARED = 4  # windows whose loss is divided among the segments of a plan
 
-_WORTH = 60.0  # seconds of a conversion from which the machine is measured
 _CORES = 2  # of the machine that the default speed is of
 
 
@@ -49,21 +48,6 @@ class Speed:
 
 
 Steps = list[tuple[str, float]]
-
-
-def expected(
-    recipe: Recipe, source: Source, needs: Sequence[str], n_checked: int = 0, n_choices: int = 1
-) -> tuple[Steps, bool]:
-    """The stages with seconds, and whether these are of this machine: a conversion of less than a minute, or
-    on a GPU, is not worth measuring it. Arguments are those of `steps`."""
-    found = steps(recipe, source, needs, n_checked, n_choices)
-    if recipe.device != "cpu" or not needs or sum(seconds for _, seconds in found) < _WORTH:
-        return found, False
-    from .calibrate import speed  # imports torch
-
-    window = min(recipe.calib_window, source.spec.n_ctx)
-    machine = speed.measured(source, window, recipe.device)
-    return steps(recipe, source, needs, n_checked, n_choices, machine), True
 
 
 def steps(

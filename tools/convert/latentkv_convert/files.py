@@ -74,18 +74,31 @@ def check_room(recipe: Recipe, n_bytes: int) -> None:
             durable.rehearse(Path(os.path.realpath(path)), size)
         except OSError as error:
             raise ConvertError("output", f"to write {path}", error.strerror or str(error)) from None
-    check_free("output", folder_of(recipe), sum(sizes), "choose another folder for it")
+    _check_free("output", _folder(recipe), sum(sizes), "choose another folder for it")
 
 
-def folder_of(recipe: Recipe) -> Path:
+def check_store(recipe: Recipe, root: Path, n_bytes: int, output: int) -> None:
+    """The same of what is kept at `root`. output: bytes of the file, which may come to the same disk.
+
+    Raises:
+        ConvertError: there is no permission, or too little room.
+    """
+    hint = "set XDG_CACHE_HOME or pass --no-cache"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        durable.rehearse(root / "layers", n_bytes)
+    except OSError as error:
+        raise ConvertError("cache", f"to write {root}", error.strerror or str(error), hint) from None
+    both = output if root.stat().st_dev == _folder(recipe).stat().st_dev else 0
+    _check_free("cache", root, n_bytes + both, hint)
+
+
+def _folder(recipe: Recipe) -> Path:
     """Where the output will lie."""
     return Path(os.path.realpath(recipe.output)).parent
 
 
-def check_free(where: str, folder: Path, need: int, hint: str) -> None:
-    """Raises:
-    ConvertError: fewer than `need` bytes are free in a folder.
-    """
+def _check_free(where: str, folder: Path, need: int, hint: str) -> None:
     free = shutil.disk_usage(folder).free
     if need > free:
         raise ConvertError(where, f"{bytes_text(need)} free at {folder}", bytes_text(free), hint)

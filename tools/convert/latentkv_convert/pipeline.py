@@ -18,6 +18,7 @@ from .ir import ModelSpec, Plan
 from .plan import forecast, methods, unmeasured
 from .recipe import Recipe
 from .source.open_source import open_source
+from .source.source import Source
 from .weights.encoding import Encoding
 from .weights.mixes import measures_importance
 from .work import Work
@@ -26,6 +27,9 @@ from .write import check, full_bytes, gguf_write, keys, mla, others, paths, side
 if TYPE_CHECKING:
     from .recover.factored import Trained
     from .recover.lora import Recovery
+
+
+_WORTH = 60.0  # seconds of a conversion from which the machine is measured
 
 
 def convert(recipe: Recipe) -> report.Report:
@@ -76,7 +80,7 @@ def _converted(recipe: Recipe) -> report.Report:
         from .calibrate.stream import torch_device  # imports torch
 
         torch_device(recipe.device)
-    steps, is_known = course.expected(recipe, source, needs, n_checked, n_choices)
+    steps, is_known = _expected(recipe, source, needs, n_checked, n_choices)
     if is_known:
         whole_time = duration(sum(seconds for _, seconds in steps))
         print(f"this takes about {whole_time} on this machine, as fast as it was just now", file=sys.stderr)
@@ -108,6 +112,20 @@ def _converted(recipe: Recipe) -> report.Report:
             trained, recovery = _finetuned(recipe, work, plan)
             size, added = _write(recipe, work, plan, trained, own_keys, base)
             return report.finish(recipe, work, plan, size, added, recovery)
+
+
+def _expected(
+    recipe: Recipe, source: Source, needs: Sequence[str], n_checked: int, n_choices: int
+) -> tuple[course.Steps, bool]:
+    """The stages with seconds, and whether these are of this machine: a conversion of less than a minute, or
+    on a GPU, is not worth measuring it."""
+    found = course.steps(recipe, source, needs, n_checked, n_choices)
+    if recipe.device != "cpu" or not needs or sum(seconds for _, seconds in found) < _WORTH:
+        return found, False
+    from .calibrate import speed  # imports torch
+
+    machine = speed.measured(source, min(recipe.calib_window, source.spec.n_ctx), recipe.device)
+    return course.steps(recipe, source, needs, n_checked, n_choices, machine), True
 
 
 def _widest(method: methods.Method, spec: ModelSpec) -> int:

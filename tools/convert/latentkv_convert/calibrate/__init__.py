@@ -19,8 +19,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latentkv.version import version
-
 from .. import files
 from ..compute.arithmetic import model_arithmetic, multiplies_bf16
 from ..course import deep_window
@@ -30,6 +28,7 @@ from ..source.source import Source
 from .sample import Encoded, Sample, encode, read_texts
 from .saved.journal import Journal
 from .saved.store import Layers, Pass, Store
+from .saved.trail import VERSION as TRAIL
 from .saved.trail import Trail
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ def trail(
     versions = [(name, Passes.module(name).VERSION) for name in needs]
     windows = () if sample is None else (sample.digest, sample.spare.tobytes(), sample.deep.tobytes())
     own = replace(recipe, output=Path(), plot=False, cache=True)
-    with store.trail(source.identity(), version(), versions, *windows, own) as found:
+    with store.trail(source.identity(), TRAIL, versions, *windows, own) as found:
         yield found
 
 
@@ -146,11 +145,8 @@ class Passes:
             if hasattr(self.module(name), "n_bytes")
             and not store.load(self.settled_key(name, self.sample(name)), spec.n_layer)
         )
-        root, folder = store.prepared(), files.folder_of(self.recipe)
-        if root is None:
-            return
-        both = output if root.stat().st_dev == folder.stat().st_dev else 0
-        files.check_free("cache", root, n_bytes + both, "set XDG_CACHE_HOME or pass --no-cache")
+        if store.enabled:
+            files.check_store(self.recipe, store.root, n_bytes, output)
 
     def watched(self, name: str) -> Watched:
         """Activations of the pass for this statistic."""

@@ -14,8 +14,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from pathlib import Path
 from typing import IO
 
-from latentkv import durable
-
 from ...errors import ConvertError, Interrupted
 from ...ir import Array
 from .journal import Journal, arrays_of, writing
@@ -49,19 +47,6 @@ class Store:
     @staticmethod
     def key(*parts: object) -> str:
         return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:32]
-
-    def prepared(self) -> Path | None:
-        """The directory, once a file has been written to it; None where nothing is kept.
-
-        Raises:
-            ConvertError: the cache directory cannot be written.
-        """
-        if not self.enabled:
-            return None
-        with writing(self.root):
-            self.root.mkdir(parents=True, exist_ok=True)
-            durable.rehearse(self.root / "room", 0)
-        return self.root
 
     def load(self, key: str, n_layer: int) -> list[dict[str, Array]] | None:
         """Memory-mapped arrays of every layer, or None."""

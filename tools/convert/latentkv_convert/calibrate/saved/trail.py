@@ -18,6 +18,7 @@ import numpy as np
 from ...ir import Array
 from .journal import Journal, arrays_of, save, writing
 
+VERSION = 1  # to be raised when a plan takes other passes, or these find something else
 _FOUND = "found"
 
 
