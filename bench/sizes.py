@@ -74,16 +74,19 @@ KNOWN = (
 )
 
 
-def forecasts(known: Known, caches: tuple[str, ...], lengths: tuple[int, ...]) -> dict[tuple[str, int], int]:
-    """Bytes of one sequence's rows, exact tokens and cells, by cache and length. States of recurrent layers
-    are left out: they have the same bytes in every cache."""
+def forecasts(
+    known: Known, caches: tuple[str, ...], lengths: tuple[int, ...], gpu: bool
+) -> dict[tuple[str, int], int]:
+    """Bytes of one sequence's rows, exact tokens and cells, by cache and length. gpu: where ubatches, and so
+    exact windows, are longer; it need not be there. States of recurrent layers are left out: they have the
+    same bytes in every cache."""
     from latentkv import _core
     from latentkv.plan.master import planned
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "shape.gguf"
         write(known.shape, path, sides_of("full/full", known.shape), "narrow", 1)
-        model = _core.Model(str(path), describe_only=True)
+        model = _core.Model(str(path), describe_only=True, n_gpu_layers=99 if gpu else 0)
         found = {}
         for name in caches:
             for n in lengths:
@@ -95,7 +98,7 @@ def forecasts(known: Known, caches: tuple[str, ...], lengths: tuple[int, ...]) -
 def model_rows() -> list[dict[str, Any]]:
     rows = []
     for known in KNOWN:
-        found = forecasts(known, CACHES, LENGTHS)
+        found = forecasts(known, CACHES, LENGTHS, gpu=True)
         row: dict[str, Any] = {"model": known.name}
         for n in LENGTHS:
             row |= {f"{name}_{n}": found[name, n] / GIB for name in CACHES}
@@ -106,11 +109,13 @@ def model_rows() -> list[dict[str, Any]]:
 
 def share_rows() -> list[dict[str, Any]]:
     known = next(each for each in KNOWN if each.name == OF)
-    found = forecasts(known, ("f16", *PRESETS), SHORTER)
-    return [
-        {"cache": name} | {f"share_{n}": 100 * found[name, n] / found["f16", n] for n in SHORTER}
-        for name in PRESETS
-    ]
+    rows = []
+    for where, gpu in (("on the CPU", False), ("on a GPU", True)):
+        found = forecasts(known, ("f16", *PRESETS), SHORTER, gpu)
+        for name in PRESETS:
+            shares = {f"share_{n}": 100 * found[name, n] / found["f16", n] for n in SHORTER}
+            rows.append({"cache": name, "where": where} | shares)
+    return rows
 
 
 def main() -> int:
@@ -134,7 +139,7 @@ def main() -> int:
             RESULTS / "sizes.json", command=command, columns=[Column("model", "model"), *columns], rows=models
         )
         columns = [Column(f"share_{n}", f"at {n}", ".1f", "%") for n in SHORTER]
-        columns.insert(0, Column("cache", f"of f16, {OF}"))
+        columns = [Column("cache", f"of f16, {OF}"), Column("where", ""), *columns]
         save(RESULTS / "sizes-by-length.json", command=command, columns=columns, rows=shares)
     return 0
 

@@ -15,6 +15,7 @@ A figure of the text is followed by where it comes from, and keeps the decimals 
 
     0.0011<!--=NAME/ROW/KEY-->    KEY of the row of NAME.json whose cells begin with ROW. ROW is written
                                   without spaces, its cells joined by +: f16, waterfill,speed+28%
+    106<!--=NAME/ROW/KEY/OTHER--> KEY of ROW, in per cent of the row OTHER's
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ BLOCK = re.compile(
     r"(<!-- (result|registry|flags): ([\w-]+)(?: columns=(\S+))?(?: rows=(.+?))? -->\n)(.*?)(<!-- /\2 -->)",
     re.DOTALL,
 )
-FIGURE = re.compile(r"(\d[\d,]*(?:\.\d+)?)<!--=([\w-]+)/(\S+?)/(\w+)-->")
+FIGURE = re.compile(r"(\d[\d,]*(?:\.\d+)?)<!--=([\w-]+)/([^\s/]+)/([^\s/>]+?)(?:/([^\s/]+))?-->")
 
 
 class StaleError(ValueError):
@@ -92,20 +93,32 @@ def texts_of(row: dict[str, Any], result: dict[str, Any]) -> dict[str, str]:
     return {c["key"]: cell(row[c["key"]], c["format"], c["unit"]) for c in result["columns"]}
 
 
-def figure(written: str, name: str, row: str, key: str, folder: Path = RESULTS) -> str:
+def figure(written: str, name: str, row: str, key: str, other: str | None, folder: Path = RESULTS) -> str:
     """What should be written in place of a figure of the text, in its own precision."""
     _, result = read_result(name, folder)
-    found = []
-    for each in result["rows"]:
-        cells = "+".join(texts_of(each, result).values()).replace(" ", "")
-        if f"{cells}+".startswith(f"{row}+"):
-            found.append(each)
-    if len(found) != 1 or not isinstance(found[0].get(key), int | float):
-        raise StaleError(f"[tables] expected one row {row} of {name} with a number {key}; got {len(found)}")
-    formats = {column["key"]: column["format"] for column in result["columns"]}
-    value = found[0][key] * (100 if formats.get(key, "").endswith("%") else 1)
+    value = number(result, name, row, key)
+    if other:
+        value *= 100 / number(result, name, other, key)
+    elif any(c["format"].endswith("%") for c in result["columns"] if bare(c["key"]) == key):
+        value *= 100
     decimals = len(written.partition(".")[2])
     return format(value, f"{',' if ',' in written else ''}.{decimals}f")
+
+
+def number(result: dict[str, Any], name: str, row: str, key: str) -> float:
+    """The number of a key in the only row that begins so."""
+    found = []
+    for each in result["rows"]:
+        cells = bare("+".join(texts_of(each, result).values()))
+        if f"{cells}+".startswith(f"{row}+"):
+            found += [value for at, value in each.items() if bare(at) == key]
+    if len(found) != 1 or not isinstance(found[0], int | float):
+        raise StaleError(f"[tables] expected one row {row} of {name} with a number {key}; got {len(found)}")
+    return float(found[0])
+
+
+def bare(text: str) -> str:
+    return text.replace(" ", "")
 
 
 def table_of(result: dict[str, Any], where: str, only: str, rows: str) -> str:

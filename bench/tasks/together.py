@@ -37,7 +37,7 @@ def merged(results: list[tuple[str, dict[str, Any]]]) -> tuple[list[Column], lis
         scores = [] if nats else shares
         named = NAMES.get(task, task)
         if scores:
-            columns.append(Column(f"{task}_share", f"{named}: of f16", ".1f", "%"))
+            columns.append(Column(f"{task}_share", f"{named}: of f16", ".2f", "%"))
         for each in scores:
             columns.append(Column(f"{task}_{each['key']}", f"{named}, {each['label']}", ".1f", "%"))
         for row in result["rows"]:
@@ -49,7 +49,7 @@ def merged(results: list[tuple[str, dict[str, Any]]]) -> tuple[list[Column], lis
             for key in COUNTS:
                 if row.get(key) is not None:
                     own[key] = own.get(key, 0) + row[key]
-    every = [Column("cache", "cache"), Column("share", "of f16", ".1f", "%"), *columns]
+    every = [Column("cache", "cache"), Column("share", "of f16", ".2f", "%"), *columns]
     every += [Column("lost", "lost against f16"), Column("won", "won")]
     empty = dict.fromkeys(column.key for column in every)
     return every, [empty | row for row in rows.values()]
