@@ -123,7 +123,10 @@ def main() -> int:
     parser.add_argument("name", metavar="NAME", help="of a file below bench/results, without .json")
     parser.add_argument("--title", default="", help="above the picture (default: NAME)")
     parser.add_argument(
-        "--gib", type=int, metavar="TOKENS", help="a second axis: what so many tokens take (needs bytes of f16)"
+        "--gib",
+        type=int,
+        metavar="TOKENS",
+        help="a second axis: what so many tokens take (needs bytes of f16)",
     )
     parser.add_argument("--out", type=Path, help="the picture's file (default: beside the result)")
     args = parser.parse_args()

@@ -31,6 +31,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 FLAGS = "python/latentkv/cli/llama_cpp_flags.txt"
+LEFT_OUT = "leave it out; "
 CONVERT = "tools/convert/latentkv_convert"
 REGISTRIES = {
     "method": f"{CONVERT}/plan/methods",
@@ -187,25 +188,25 @@ def flag_rows(root: Path) -> list[tuple[str, str, str, str]]:
 
 
 def render_flags(verdict: str, root: Path = ROOT) -> str:
-    """llama.cpp's flags of a verdict, by what is said of them: `equals`, `refused` (those that are only
-    ignored at some values too), or `ignored`, names alone."""
-    wanted = {"equals": ("equals",), "refused": ("refused", "ignored at"), "ignored": ("ignored",)}
+    """llama.cpp's flags of a verdict, by what is said of them: `equals`, or `refused`, those that are
+    accepted at some values too. Others change nothing."""
+    wanted = {"equals": ("equals",), "refused": ("refused", "ignored at")}
     if verdict not in wanted:
         raise StaleError(f"[tables] expected flags of {', '.join(wanted)}; got {verdict}")
     rows = [row for row in flag_rows(root) if row[2] in wanted[verdict]]
-    if verdict == "ignored":
-        return "\n" + ", ".join(dict.fromkeys(names for _, names, _, _ in rows)) + "\n\n"
     said: dict[str, dict[str, list[str]]] = {}
     for commands, names, _, words in rows:
         said.setdefault(words, {}).setdefault(commands, []).append(names)
-    lines = []
+    lines: dict[bool, list[str]] = {False: [], True: []}  # by whether there is nothing to write instead
     for words, by_commands in said.items():
         parts = [
-            ", ".join(names) + ("" if commands == "*" else f" ({commands.replace(' ', ', ')})")
+            ", ".join(names) + ("" if commands == "*" else f" ({commands.replace(' ', '/')})")
             for commands, names in by_commands.items()
         ]
-        lines.append(f"* {', '.join(parts)}: " + (f"`{words}`" if verdict == "equals" else words))
-    return "\n" + "\n".join(lines) + "\n\n"
+        told = f"`{words}`" if verdict == "equals" else words.removeprefix(LEFT_OUT)
+        lines[words.startswith(LEFT_OUT)].append(f"* {', '.join(parts)}: {told}")
+    groups = ["\n".join(lines[False]), *(["Leave these out:", "\n".join(lines[True])] if lines[True] else [])]
+    return "\n" + "\n\n".join(groups) + "\n\n"
 
 
 def render(page: str, root: Path = ROOT, folder: str = ".") -> str:

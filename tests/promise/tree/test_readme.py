@@ -115,7 +115,6 @@ NOT_MEASURED = (
     "At\n  0.01 one token in twenty",
     "At 0.1 texts take other directions",
     "**99.9 %**",
-    "and a token 1088: 13.3 %",  # 1088 of 8192 bytes
 )
 NO_PROSE = re.compile(r"```.*?```|`[^`\n]*`|\]\([^)\n]*\)|^[|#][^\n]*", re.DOTALL | re.MULTILINE)
 NUMBER = r"(?:\d[\d,]*\d|\d)(?:\.\d+)?"
@@ -155,11 +154,11 @@ def test_a_figure_of_the_text_follows_its_result(tmp_path: Path) -> None:
 
 
 def test_pages_stay_short() -> None:
-    """Words, table cells included. The file format's page is normative and may be long."""
+    """Words, table cells included."""
     folders = ("", "docs/**/", "bench/", "models/*/", "native/src/ops/cuda/")
     pages = [page for folder in folders for page in ROOT.glob(f"{folder}*.md")]
     words = {path.relative_to(ROOT).as_posix(): len(path.read_text("utf-8").split()) for path in pages}
-    limits = {"README.md": 900, "docs/gguf.md": 4000}
+    limits = {"README.md": 900}
     long = {
         name: count
         for name, count in words.items()
