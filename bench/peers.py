@@ -1,6 +1,6 @@
 """What other packages' KV caches lose, take and claim: those that PyPI has, on a real model.
 
-    python bench/peers.py MODEL.gguf [--windows 1] [--only NAME] [--save NAME]
+    python bench/peers.py MODEL.gguf [--windows 1] [--only NAME,NAME] [--save NAME]
 
 Every package is installed with its pinned version into a temporary folder, beside the transformers of this
 environment, and measured in a process of its own: several install a module of the same name. A prompt passes
@@ -245,7 +245,7 @@ def one(
 ) -> dict[str, Any]:
     import torch
 
-    row: dict[str, Any] = dict.fromkeys((column.key for column in COLUMNS))
+    row: dict[str, Any] = dict.fromkeys(column.key for column in COLUMNS)
     row |= {"package": peer.package, "setting": peer.setting, "claim": peer.claim or "–", "runs": "yes"}
     try:
         few = torch.tensor([args.ids[:200]])
@@ -330,7 +330,7 @@ def every_row(args: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]
     dequantized(args.model, folder / "model")
     groups: dict[tuple[str, ...], list[str]] = {}
     for name, peer in PEERS.items():
-        if args.only in name:
+        if not args.only or name in args.only.split(","):
             groups.setdefault(peer.packages, []).append(name)
     for packages, names in groups.items():
         paths = [str(installed(packages, folder))] if packages else []
@@ -350,7 +350,7 @@ def every_row(args: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]
         if done.returncode:
             raise SystemExit(f"error: [peers] expected rows of {names}; got {done.stderr.splitlines()[-1]}")
         yield from (json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"package"'))
-    if not args.only:
+    if not args.only or "latentkv" in args.only.split(","):
         yield from ours(args, folder)
 
 
@@ -363,7 +363,7 @@ def main() -> int:
     parser.add_argument("--prompt", type=int, default=512, help="tokens of a window's prompt")
     parser.add_argument("--tokens", type=int, default=48, help="tokens of a window that are forced")
     parser.add_argument("-t", "--threads", type=int, default=2)
-    parser.add_argument("--only", default="", help="peers with this in their names")
+    parser.add_argument("--only", default="", help="some of the peers, comma separated")
     parser.add_argument("--save", metavar="NAME", help="writes bench/results/peers/NAME.json")
     parser.add_argument("--cell", help=argparse.SUPPRESS)  # these rows, in this process
     parser.add_argument("--ids", help=argparse.SUPPRESS)
@@ -380,28 +380,24 @@ def main() -> int:
     text = "\n".join(texts.chapters()[1])[BEGIN:].encode()
     vocabulary = _core.Model(args.model, vocab_only=True)
     args.ids = vocabulary.tokenize(text, True, False)[: args.windows * (args.prompt + args.tokens + 1)]
+    import transformers
+
+    words = ["python", "bench/peers.py", model if model in real_models.MODELS else Path(model).name]
+    words += ["--windows", str(args.windows), "--prompt", str(args.prompt), "--tokens", str(args.tokens)]
+    note = (
+        f"`{Path(args.model).name}`, weights in f32, transformers {transformers.__version__}: {args.windows} "
+        f"prompts of {args.prompt} tokens of the held-out text of `bench/inputs/texts.py`, then "
+        f"{args.tokens} forced tokens each, scored against DynamicCache. Bytes: after {LENGTH} tokens."
+    )
+    command = shlex.join([*words, "--save", args.save or ""])
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
-        rows = []
         for row in every_row(args, Path(folder)):
             rows.append(row)
             print(", ".join(record.cell(row[c.key], c.format) for c in COLUMNS), flush=True)
-    if args.save:
-        words = ["python", "bench/peers.py", model if model in real_models.MODELS else Path(model).name]
-        words += ["--windows", str(args.windows), "--tokens", str(args.tokens), "--save", args.save]
-        import transformers
-
-        note = (
-            f"`{Path(args.model).name}`, weights in f32, transformers {transformers.__version__}: {args.windows} "
-            f"prompts of {args.prompt} tokens of the held-out text of `bench/inputs/texts.py`, then "
-            f"{args.tokens} forced tokens each, scored against DynamicCache. Bytes: after {LENGTH} tokens."
-        )
-        save(
-            RESULTS / "peers" / f"{args.save}.json",
-            command=shlex.join(words),
-            columns=COLUMNS,
-            rows=rows,
-            note=note,
-        )
+            if args.save:
+                path = RESULTS / "peers" / f"{args.save}.json"
+                save(path, command=command, columns=COLUMNS, rows=rows, note=note)
     return 0
 
 

@@ -33,7 +33,8 @@ from torch.nn import functional as F
 from transformers import AutoTokenizer, Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 # bench/, and the converter where nothing is installed
-sys.path[:0] = [str(Path(__file__).resolve().parents[up] / at) for up, at in ((1, ""), (2, "tools/convert"))]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools" / "convert"))
 
 from latentkv_convert.calibrate.text import mix
 from toy.forward import CHUNK, logits

@@ -70,7 +70,7 @@ def test_help_says_from_which_length_and_of_which_models() -> None:
             said = float(PRESETS[row["cache"]].share.split()[0])
             assert row[f"share_{presets.SHARES_AT}"] == pytest.approx(said, abs=1.5)
     shorter = [f"{row['share_8192']:.0f}" for row in rows if row["cache"] == "small"]
-    assert presets.SHORTER == f"small: {' to '.join(shorter)} % at 8192"
+    assert f"small: {' to '.join(shorter)} % at 8192" == presets.SHORTER
     page = (ROOT / "docs/cache.md").read_text(encoding="utf-8")
     assert all(name in page for name in presets.MODELS.split(", weights")[0].replace(" and", ",").split(", "))
 
