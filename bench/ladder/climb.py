@@ -218,7 +218,7 @@ class Ladder:
                 self.forget(rung.file)
         if self.args.plot:
             title = f"{self.args.name}, decoded at {self.args.ctx_size} tokens"
-            rows = [row | {"method": row["family"]} for row in self.rows if row["kld"] is not None]
+            rows = curves.rows_of({"columns": [{"key": c.key} for c in self.columns], "rows": self.rows})
             curves.draw(rows, self.args.out.with_suffix(".png"), title)
         return 1 if failed else 0
 

@@ -3,6 +3,7 @@
     python bench/tasks/together.py divergence-qwen,humaneval-qwen,… --save qwen-coder
 
 NAMES are results below bench/results. A cache that a task has not been solved with has no number there.
+A task may have been solved with another file of the same budget, so each has a share of f16 of its own.
 Problems lost and won are those of all tasks together.
 """
 
@@ -34,17 +35,21 @@ def merged(results: list[tuple[str, dict[str, Any]]]) -> tuple[list[Column], lis
         columns += [Column(**each) for each in nats]
         shares = [each for each in result["columns"] if each["unit"] == "%" and each["key"] != "share"]
         scores = [] if nats else shares
+        named = NAMES.get(task, task)
+        if scores:
+            columns.append(Column(f"{task}_share", f"{named}: of f16", ".2f", "%"))
         for each in scores:
-            label = f"{NAMES.get(task, task)}, {each['label']}"
-            columns.append(Column(f"{task}_{each['key']}", label, ".1f", "%"))
+            columns.append(Column(f"{task}_{each['key']}", f"{named}, {each['label']}", ".1f", "%"))
         for row in result["rows"]:
             own = rows.setdefault(row["cache"], {"cache": row["cache"], "share": row["share"]})
             own |= {each["key"]: row[each["key"]] for each in nats}
             own |= {f"{task}_{each['key']}": row[each["key"]] for each in scores}
+            if scores:
+                own[f"{task}_share"] = row["share"]
             for key in COUNTS:
                 if row.get(key) is not None:
                     own[key] = own.get(key, 0) + row[key]
-    every = [Column("cache", "cache"), Column("share", "of f16", ".1f", "%"), *columns]
+    every = [Column("cache", "cache"), Column("share", "of f16", ".2f", "%"), *columns]
     every += [Column("lost", "lost against f16"), Column("won", "won")]
     empty = dict.fromkeys(column.key for column in every)
     return every, [empty | row for row in rows.values()]

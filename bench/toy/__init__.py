@@ -1,1 +1,1 @@
-"""Parts of hybrid_toy.py: what the toy reads, and its forward pass in few kernels."""
+"""A toy in Qwen 3.5's layout: its training, what it reads, its forward pass, what its cache loses."""

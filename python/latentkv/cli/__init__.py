@@ -90,7 +90,7 @@ def _usage() -> str:
         "",
         "Runs GGUF models with a small KV cache.",
         "",
-        "  latentkv chat -m model.gguf --kv small             any GGUF: a cache of 30 % of f16",
+        "  latentkv chat -m model.gguf --kv small             any GGUF: 30 % of f16 in long contexts",
         "  latentkv convert model.gguf -o smaller.gguf        once: a cache of 14 %",
         "",
     ]

@@ -326,7 +326,9 @@ def threads(args: argparse.Namespace, count: int) -> dict[str, int]:
 def _caches() -> str:
     """The caches to choose from, a line each."""
     lines = [
-        "Caches for --kv and their share of f16's bytes (default: a converted file's own plan, else f16):"
+        "Caches for --kv (default: a converted file's own plan, else f16). Shares of f16's bytes are of",
+        f"{presets.SHARES_AT} tokens ({presets.SHORTER}); nats are of",
+        f"{presets.MODELS}.",
     ]
     lines += [f"  {name:<9} {share:>5}  {about}" for name, share, about in presets.choices()]
     lines += ["or row formats: one for K and V (q6), or a pair (c4/q5); docs/cache.md lists them"]

@@ -32,14 +32,32 @@ def test_a_path_is_shown_as_a_reader_types_it(tmp_path: Path) -> None:
 def test_a_curve_leaves_out_what_is_beaten(tmp_path: Path) -> None:
     assert curves.frontier([(30, 0.1), (10, 0.5), (20, 0.6)]) == [(10, 0.5), (30, 0.1)]
     rows = [
-        {"method": "none", "share": 1.0, "kld": 0.0},
-        {"method": "none", "share": 0.3, "kld": 0.02},
+        {"method": curves.FULL, "share": 1.0, "kld": 0.0},
+        {"method": curves.FULL, "share": 0.3, "kld": 0.02},
         {"method": "palu", "share": 0.2, "kld": 0.03},
         {"method": "palu", "share": None, "kld": None},
     ]
     curves.draw(rows, tmp_path / "x.png", "title")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
     assert [path.name for path in tmp_path.iterdir()] == ["x.png"]
+
+
+def test_between_two_formats_there_is_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.axes import Axes
+
+    lines: list[str] = []
+    plot = Axes.plot
+
+    def noted(axis: Axes, *args: object, label: str = "", **options: object) -> object:
+        lines.append(label)
+        return plot(axis, *args, label=label, **options)
+
+    monkeypatch.setattr(Axes, "plot", noted)
+    for name in ("divergence-f16-qwen-coder", "ladder-smollm2"):
+        monkeypatch.setattr(sys, "argv", ["", name, "--gib", "131072", "--out", str(tmp_path / "x.png")])
+        assert curves.main() == 0
+    assert {"converted", "waterfill, speed"} <= set(lines)
+    assert not {*lines} & {*curves.FORMATS}
 
 
 @pytest.mark.parametrize(

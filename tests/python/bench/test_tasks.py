@@ -151,11 +151,14 @@ def test_tasks_stand_in_one_table() -> None:
         ]
         return {"columns": columns, "rows": rows}
 
-    columns, rows = together.merged([("a", result(1, "f16", "q8_0")), ("b", result(2, "f16", "x", "q8_0"))])
-    assert [column.label for column in columns[2:4]] == ["a, so few", "b, so few"]
-    assert [column.key for column in columns] == ["cache", "share", "a_few", "b_few", "lost", "won"]
+    second = result(2, "f16", "x", "q8_0")
+    second["rows"][2]["share"] = 51  # another file of the same budget
+    columns, rows = together.merged([("a", result(1, "f16", "q8_0")), ("b", second)])
+    assert [column.label for column in columns[2:4]] == ["a: of f16", "a, so few"]
+    keys = ["cache", "share", "a_share", "a_few", "b_share", "b_few", "lost", "won"]
+    assert [column.key for column in columns] == keys
     assert [row["cache"] for row in rows] == ["f16", "q8_0", "x"]
-    assert rows[1] == {"cache": "q8_0", "share": 50, "a_few": 1, "b_few": 2, "lost": 3, "won": 3}
+    assert rows[1] == dict(zip(keys, ("q8_0", 50, 50, 1, 51, 2, 3, 3), strict=True))
     assert (rows[2]["a_few"], rows[0]["lost"]) == (None, None)
 
 

@@ -40,8 +40,8 @@ def test_a_preset_is_formats_and_exact_tokens(plain: Any, name: str) -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_takes_the_share_that_it_says(plain: Any, name: str) -> None:
-    cache = plain.forecast(32768, **resolved(plain, {"kv": name}))
-    share = 100 * cache["total"] / plain.forecast(32768, kv="f16")["total"]
+    cache = plain.forecast(presets.SHARES_AT, **resolved(plain, {"kv": name}))
+    share = 100 * cache["total"] / plain.forecast(presets.SHARES_AT, kv="f16")["total"]
     assert share == pytest.approx(float(PRESETS[name].share.split()[0]), abs=1.0)
 
 
@@ -61,6 +61,18 @@ def test_a_preset_takes_the_share_that_it_says(plain: Any, name: str) -> None:
 )
 def test_names_become_row_formats(plain: Any, options: dict[str, Any], cache: dict[str, Any]) -> None:
     assert resolved(plain, options) == SessionOptions.of(cache)
+
+
+def test_help_says_from_which_length_and_of_which_models() -> None:
+    rows = json.loads((ROOT / "bench/results/sizes-by-length.json").read_text(encoding="utf-8"))["rows"]
+    for row in rows:
+        if row["cache"] in PRESETS:
+            said = float(PRESETS[row["cache"]].share.split()[0])
+            assert row[f"share_{presets.SHARES_AT}"] == pytest.approx(said, abs=1.5)
+    shorter = [f"{row['share_8192']:.0f}" for row in rows if row["cache"] == "small"]
+    assert f"small: {' to '.join(shorter)} % at 8192" == presets.SHORTER
+    page = (ROOT / "docs/cache.md").read_text(encoding="utf-8")
+    assert all(name in page for name in presets.MODELS.split(", weights")[0].replace(" and", ",").split(", "))
 
 
 @pytest.mark.parametrize(

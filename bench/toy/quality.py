@@ -1,6 +1,6 @@
 """What a smaller cache costs a model three of whose four layers do not attend, by --prefer and bytes.
 
-    python bench/hybrid_quality.py [models/demo-hybrid models/demo] --save
+    python bench/toy/quality.py [models/demo-hybrid models/demo] --save
 
 Keys of `speed` are stored rotated, those of `size` before RoPE. In the layout of Qwen 3.5 RoPE turns a
 quarter of each head, so the two should be nearer to each other than in models/demo, where it turns all of it.
@@ -9,8 +9,11 @@ quarter of each head, so the two should be nearer to each other than in models/d
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
 
 from command import ROOT, latentkv, score
 from demo import print_table
@@ -84,7 +87,7 @@ def main() -> None:
     if options.save:
         save(
             RESULTS / "hybrid-toy.json",
-            command="python bench/hybrid_quality.py --save",
+            command="python bench/toy/quality.py --save",
             columns=COLUMNS,
             rows=rows,
             note=f"f16 weights, held-out text of {options.windows} windows of {CONTEXT} tokens; "

@@ -1,6 +1,6 @@
 """Trains a toy in Qwen 3.5's layout: three gated delta nets to one layer of attention, 10M parameters.
 
-    python bench/hybrid_toy.py --out models/demo-hybrid
+    python bench/toy/train.py --out models/demo-hybrid
 
 Figures of quality need K and V that were trained. --seconds bounds the training (default 200, on a GPU, where
 a step is one CUDA graph); `--resume DIR` goes on from a checkpoint, and every minute --out holds the best one
@@ -32,8 +32,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoTokenizer, Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
-# where nothing is installed
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools" / "convert"))
+# bench/, and the converter where nothing is installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools" / "convert"))
 
 from latentkv_convert.calibrate.text import mix
 from toy.forward import CHUNK, logits
