@@ -1,4 +1,4 @@
-"""Weights that memory holds in f32 or f16 are those of a file that has them so, and nothing is rounded to 8 bits."""
+"""Weights that memory holds in f32 are those of a file that has them so: no input is rounded to 8 bits."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ def encoded(source: Path, out: Path, outtype: str, *options: str) -> Path:
 def test_weights_in_memory_equal_those_of_a_file(model_type: str, tiny: Tiny, tmp_path: Path) -> None:
     q8 = encoded(tiny(model_type), tmp_path / "q8.gguf", "q8_0")
     expected = logits(encoded(q8, tmp_path / "f32.gguf", "f32"))
-    assert distance(logits(q8), expected) > 3e-4  # what is left out
+    stored = distance(logits(q8), expected)
+    assert stored > 3e-4  # what is left out
     assert distance(logits(q8, weights="f32"), expected) < 1e-5
-    assert distance(logits(q8, weights="f16"), expected) < 3e-3  # f16 rounds both sides
+    assert distance(logits(q8, weights="f16"), expected) < stored
 
 
 @pytest.mark.parametrize("model_type", ["qwen3", "qwen3_5_moe"])
@@ -44,5 +45,4 @@ def test_factors_of_weights_stay_theirs(model_type: str, tiny: Tiny, tmp_path: P
     """NVFP4's, by which products are multiplied."""
     stock, _ = with_factors(plain(tiny(model_type), tmp_path / "usual.gguf"), tmp_path / "stock.gguf")
     expected = logits(stock)
-    assert distance(logits(stock, weights="f16"), expected) < 3e-3
     assert distance(logits(stock, weights="f32"), expected) == 0
