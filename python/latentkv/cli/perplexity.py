@@ -17,11 +17,11 @@ from latentkv.console.progress import stage
 from latentkv.console.reading import read_text
 from latentkv.console.terminal import Block, show, table
 from latentkv.errors import expected
-from latentkv.quantities import tenths
+from latentkv.quantities import digits, tenths
 
 _EPILOG = """examples:
   latentkv perplexity model.gguf -f wiki.txt -c 2048
-  latentkv perplexity model.gguf -f wiki.txt --kv small --decode --kld-against f16
+  latentkv perplexity model.gguf -f wiki.txt --kv small --decode --kld-against f16 --weights f32
   latentkv perplexity small.gguf -f wiki.txt --kld-against model.gguf:f16 --json"""
 
 
@@ -193,9 +193,10 @@ def _against(r: dict[str, Any]) -> list[Block]:
     of_kld = of_top = ""
     if floor:
         rows.append(["rounding", *(f"{floor['kld'][name]:.6f}" for name in names)])
-        of_kld = f", of which {floor['kld']['mean']:.6f} is rounding of these weights"
+        mean = digits(floor["kld"]["mean"], 2)
+        of_kld = f", of which {mean} is rounding of these weights"
         if floor["kld"]["mean"] >= kld["mean"]:
-            of_kld = f", all of it rounding of these weights ({floor['kld']['mean']:.6f})"
+            of_kld = f", no more than rounding of these weights ({mean})"
         of_top = f"; {100 * floor['same_top']:.3f} % with rounding alone"
     lines: list[Block] = [
         f"against {r['kld_against']} ({tenths(r['kv_bytes_per_token_ref'])} bytes per token), "
