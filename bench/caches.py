@@ -83,10 +83,13 @@ def main() -> int:
     parser.add_argument("-c", "--context", type=int, default=768)
     parser.add_argument("-t", "--threads", type=int, default=0)
     parser.add_argument("-ngl", "--gpu-layers", type=int, default=0)
+    parser.add_argument(
+        "--weights", choices=("stored", "f16", "f32"), default="stored", help="their type in memory"
+    )
     parser.add_argument("--save", help="name of the result under bench/results")
     args = parser.parse_args()
     path = real_models.fetch(args.model) if args.model in real_models.MODELS else Path(args.model)
-    model = _core.Model(str(path), n_gpu_layers=args.gpu_layers)
+    model = _core.Model(str(path), n_gpu_layers=args.gpu_layers, weights=args.weights)
     text = "\n".join(texts.chapters()[1])[BEGIN].encode()
     tokens = model.tokenize(text, True, False)[: args.context + 1]
     rows = compared(model, args.kv.split(","), tokens, args.threads)
@@ -95,8 +98,10 @@ def main() -> int:
     if args.save:
         words = ["python", "bench/caches.py", record.shown(Path(args.model)), "--kv", args.kv]
         words += ["-c", str(args.context), "--save", args.save]
+        words += ["--weights", args.weights] if args.weights != "stored" else []
+        weights = "its own weights" if args.weights == "stored" else f"weights in {args.weights}"
         note = (
-            f"`{path.name}`, its own weights; {args.context} tokens of the held-out text of "
+            f"`{path.name}`, {weights}; {args.context} tokens of the held-out text of "
             f"`bench/inputs/texts.py`, {BATCH} at a time, second half scored. KLD in nats per token against "
             f"f16. Bytes: all that is allocated for {CONTEXT} tokens."
         )

@@ -50,6 +50,7 @@ class Job:
     again: bool = True  # the reference is compared with itself
     threads: int = 0
     gpu_layers: int = 0
+    weights: str = "stored"  # their type in memory
     program: str = ""  # llama.cpp's, of its own caches
 
     @property
@@ -63,10 +64,11 @@ class Job:
 def run(job: Job) -> dict[str, Any]:
     from latentkv import _core
 
-    model = _core.Model(job.file, n_gpu_layers=job.gpu_layers)
+    where = {"n_gpu_layers": job.gpu_layers, "weights": job.weights}
+    model = _core.Model(job.file, **where)
     if "llama_cpp" in job.options:
         return llama_cpp(model, job)
-    plain = model if job.file == job.plain else _core.Model(job.plain, n_gpu_layers=job.gpu_layers)
+    plain = model if job.file == job.plain else _core.Model(job.plain, **where)
     row = sizes(model, plain, job)
     if job.budget is not None and row["share"] > ROOM * job.budget:
         why = f"[bytes] expected at most {job.budget:.2%} of f16; got {row['share']:.2%}"
@@ -95,7 +97,8 @@ def sizes(model: Any, plain: Any, job: Job) -> dict[str, Any]:
     total = model.forecast(SERVED, **options)["total"]
     share = total / (SERVED * full["f16_per_token"] + full["cells"])
     factors = (model.size_bytes - plain.size_bytes) / (1 << 20)
-    return {"bytes": total / SERVED, "share": share, "factors": factors, "ran": where}
+    held = {"bytes": total / SERVED, "share": share, "factors": factors}
+    return held | {"ran": where, "weights": model.weights}
 
 
 def divergence(cache: answers.Cache, plain: Any, text: str, job: Job) -> dict[str, Any]:

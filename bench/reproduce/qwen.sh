@@ -11,7 +11,7 @@ step at-32k 300 $at_32k --only 'full K and V q8_0$|small,|waterfill, speed (28|1
 step llama.cpp 240 $at_4k --only 'llama.cpp'
 step published 400 $at_4k --only 'OSCAR|palu.*q6|zack.*q5|lorc.*q5|eigen.*q5|tale.*q8 |window q4_0'
 step size 300 $at_4k --only 'waterfill, size (28|14|8.5)%'
-step readme 300 $PY bench/tasks/divergence.py qwen-coder --device cuda --f16 -c 4096 --work "$WORK/readme" -t 8 --jobs 2 \
+step readme 300 $PY bench/tasks/divergence.py qwen-coder --device cuda --weights f16 -c 4096 --work "$WORK/readme" -t 8 --jobs 2 \
     --caches f16,q8_0,q4_0,small,28%,14%,8.5% --out "$OUT/divergence-f16-qwen-coder.json"
 step published-14 400 $at_4k --only 'palu --group all --keep 0.49|zack.*0.65|lorc.*0.65|eigen.*0.58|tale.*0.82'
 kinds=niah_single_1,niah_single_2,niah_single_3,niah_multikey_1,niah_multikey_2,niah_multikey_3,niah_multivalue,niah_multiquery,vt,cwe,fwe,qa_1

@@ -3,8 +3,8 @@
     python bench/tasks/divergence.py MODEL [--device cuda] [-c 4096 --chunks 4] [--save NAME]
 
 Files are converted as a user converts them. Products with quantized weights round activations to 8 bits, so
-with them even f16 differs from itself in another batch; --f16 measures with weights in f16, and so the cache
-alone. Windows, text and hidden numbers are those of bench/ladder.py, which compares methods.
+with them even f16 differs from itself in another batch; --weights f16 dequantizes them in memory, and so
+measures the cache alone. Windows, text and hidden numbers are those of bench/ladder.py, which compares methods.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from inputs import real_models, texts
 from ladder.cell import DEPTHS, SERVED, Job
 from ladder.climb import last_line, search_path
 from record import RESULTS, Column
-from tasks.caches import Cache, caches, command, converted
+from tasks.caches import Cache, caches, command
 
 COLUMNS = [
     Column("cache", "cache"),
@@ -49,7 +49,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--chunks", type=int, default=4, help="windows, decoded together (default 4)")
     made.add_argument("--scored", type=int, default=0, help="tokens of a window (default: its second half)")
     made.add_argument("--samples", type=int, default=8, help="hidden numbers per depth (default 8)")
-    made.add_argument("--f16", action="store_true", help="weights in f16, of the same values")
+    made.add_argument(
+        "--weights", choices=("stored", "f16", "f32"), default="stored", help="their type in memory"
+    )
     made.add_argument("--jobs", type=int, default=1, help="caches beside each other")
     made.add_argument("--restart", action="store_true", help="forget finished caches")
     return made
@@ -59,15 +61,10 @@ class Measuring:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.model = args, real_models.model_path(args.model)
         name = args.name or (args.model if args.model in real_models.MODELS else self.model.stem.lower())
-        self.source = self.model.name
-        if args.f16:
-            quantized, name = self.model, f"{name}-f16"
-            self.model = args.work / f"{name}.gguf"
-            converted(quantized, self.model, ["--method", "none", "--outtype", "f16"])
         self.caches = caches(args.caches, self.model, args.work, name)
         if self.caches[0].name != "f16":
             raise SystemExit(f"error: [--caches] expected f16 first; got {self.caches[0].name}")
-        self.folder: Path = args.work / f"{name}-divergence-{args.ctx_size}"
+        self.folder: Path = args.work / f"{name}-divergence-{args.ctx_size}-{args.weights}"
         self.folder.mkdir(parents=True, exist_ok=True)
         _, self.text = texts.write(args.work / "texts")
         self.out: Path | None = args.out or (RESULTS / "tasks" / f"{args.save}.json" if args.save else None)
@@ -105,6 +102,7 @@ class Measuring:
             again=self.args.chunks > 1,
             threads=self.args.threads,
             gpu_layers=99 if self.args.device == "cuda" else 0,
+            weights=self.args.weights,
         )
         path = self.folder / f"{cache.name}.json"
         path.write_text(json.dumps(asdict(job)), encoding="utf-8")
@@ -138,9 +136,9 @@ class Measuring:
     def note(self) -> Iterator[str]:
         args = self.args
         halves = f"the last {args.scored}" if args.scored else "second halves, behind the first as a prompt"
-        weights = "weights in f16" if args.f16 else "its own weights"
+        weights = "its own weights" if args.weights == "stored" else f"weights in {args.weights}"
         yield (
-            f"`{self.source}`, {weights}; the held-out text of `bench/inputs/texts.py` in {args.chunks} "
+            f"`{self.model.name}`, {weights}; the held-out text of `bench/inputs/texts.py` in {args.chunks} "
             f"windows of {args.ctx_size} tokens: {halves}, decoded token by token and scored. KLD in nats "
             f"per token against f16 rows. Bytes are those of {SERVED} tokens."
         )
@@ -158,7 +156,7 @@ def command_line(args: argparse.Namespace) -> str:
     words = ["python", "bench/tasks/divergence.py", model, "--device", args.device]
     words += ["-c", str(args.ctx_size), "--chunks", str(args.chunks), "--samples", str(args.samples)]
     words += ["--scored", str(args.scored)] if args.scored else []
-    words += ["--f16"] if args.f16 else []
+    words += ["--weights", args.weights] if args.weights != "stored" else []
     words += ["--save", args.save] if args.save else []
     return shlex.join(words)
 

@@ -56,6 +56,8 @@ class Llama(OpenAICalls):
         kv_budget: a new plan for a master file: "14%" of the f16 cache, or "2.5GiB@131072".
         n_gpu_layers: the last layers, which run on GPUs. It, `n_ctx` and `kv_budget` may be "auto": what fits
             in free memory. `fit` says what was chosen.
+        weights: their type in memory: "stored" as in the file, or "f32" or "f16", which take more of it and
+            round less of what they are multiplied with.
         tensor_split: each GPU's share of these layers (None = by free memory). `split_mode` 0 ("none") puts
             all of them on `main_gpu`.
         sink, recent: first and latest tokens that are kept exact. recent_ratio: the latest as a share of the
@@ -94,6 +96,7 @@ class Llama(OpenAICalls):
         vocab_only: bool = False,
         use_mmap: bool = True,
         use_mlock: bool = False,
+        weights: str = "stored",
         seed: int = RANDOM_SEED,
         n_ctx: int | str = 512,
         n_batch: int = 2048,

@@ -44,8 +44,12 @@ def open_model(path: str, latent_path: str, n_batch: int, given: Mapping[str, An
     n_gpu_layers = ranges.check_auto("n_gpu_layers", ranges.N_GPU_LAYERS, given["n_gpu_layers"])
     gpus = Gpus.of(given["tensor_split"], given["main_gpu"], given["split_mode"])
     options = _options(given, n_batch)
-    asked = Asked(n_gpu_layers, n_ctx, gpus)
-    chosen = Fit(0, 0, options) if given["vocab_only"] else fit(path, latent_path, asked, options)
+    asked = Asked(n_gpu_layers, n_ctx, gpus, given["weights"])
+    chosen = (
+        Fit(0, 0, options, weights=asked.weights)
+        if given["vocab_only"]
+        else fit(path, latent_path, asked, options)
+    )
     model = _core.Model(
         path,
         latent_path=latent_path,

@@ -36,6 +36,7 @@ public:
     std::string unread_bias(int n_layer) const;
 
     std::vector<ggml_tensor*> all() const;
+    bool was_asked_for(const ggml_tensor* tensor) const { return read_.contains(tensor); }
     size_t bytes() const { return bytes_; }
     int64_t n_params() const { return n_params_; }
 

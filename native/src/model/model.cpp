@@ -30,7 +30,7 @@ Model::Model(const std::string& path, const ModelOptions& options)
         fail("gguf", "expected at most ", hparams_.n_vocab, " tokens, the rows of token_embd.weight; got ",
              vocab_->n_tokens());
     }
-    if (hparams_.has_mla()) interleaved_ = split_mla_factors(file_, hparams_.mla, hparams_.n_head);
+    if (hparams_.has_mla()) host_copies_ = split_mla_factors(file_, hparams_.mla, hparams_.n_head);
     if (!options.latent_path.empty()) {
         fit_base_tensors(file_, hparams_, cache_spec_);
     }
@@ -55,6 +55,14 @@ const Vocab& Model::vocab() const {
     return *vocab_;
 }
 
+namespace {
+
+TokenTable table_of(const ggml_tensor& weight) {
+    return {static_cast<const char*>(weight.data), weight.type, weight.ne[0]};
+}
+
+}  // namespace
+
 void Model::load_tensors() {
     tensors_ = FileTensors(file_, path_);
     const HParams& h = hparams_;
@@ -66,7 +74,7 @@ void Model::load_tensors() {
         layer_embd_ = tensors_.need("per_layer_token_embd.weight", {width * h.n_layer, h.n_vocab});
         layer_proj_ = tensors_.need("per_layer_model_proj.weight", {h.n_embd, width * h.n_layer});
         layer_proj_norm_ = tensors_.need("per_layer_proj_norm.weight", {width});
-        layer_rows_ = static_cast<const char*>(layer_embd_->data);
+        layer_rows_ = table_of(*layer_embd_);
     }
     output_norm_ = tensors_.need("output_norm.weight", {h.n_embd});
     output_norm_bias_ = tensors_.optional("output_norm.bias", {h.n_embd});
@@ -83,7 +91,7 @@ void Model::load_tensors() {
     if (const std::string name = tensors_.unread_bias(h.n_layer); !name.empty()) {
         fail("gguf", "expected tensors of the ", h.architecture, " architecture; got ", name);
     }
-    token_rows_ = static_cast<const char*>(token_embd_->data);
+    token_rows_ = table_of(*token_embd_);
     place_weights();
     if (options_.use_mlock && !describe_only()) lock_weights();
 }
@@ -132,8 +140,8 @@ void Model::place_weights() {
         fail("-ngl", "expected all layers on one device, as ", why, "; got ", runs_text(runs_));
     }
     const auto n_host = static_cast<size_t>(n_host_layers());
-    if (!describe_only()) {
-        for (auto& copy : interleave(std::span(layers_).first(n_host))) interleaved_.push_back(std::move(copy));
+    if (!describe_only() && !options_.weights) {
+        for (auto& copy : interleave(std::span(layers_).first(n_host))) host_copies_.push_back(std::move(copy));
     }
     const auto expands_wide_heads = [this](int64_t head_dim) {
         return head_dim == 2 * most_expanded_head && !describe_only() &&
@@ -150,11 +158,15 @@ void Model::place_weights() {
             head_dim > most_expanded_head ? rank > head_dim && expands_wide_heads(head_dim) : rank >= head_dim;
         if (expands) l.k_b = to_floats(l.attn_q_e);
     }
+    const auto dequantized = options_.weights ? Dequantized(multiplied(), *options_.weights) : Dequantized();
     if (describe_only()) return;
     for (const LayerRun& run : runs_) {
-        if (!run.on_gpu()) continue;
+        std::vector<ggml_tensor*> weights = weights_of(run);
+        if (!run.on_gpu()) std::erase_if(weights, [&](const ggml_tensor* t) { return !dequantized.has(t); });
+        if (weights.empty()) continue;
         const char* const holds = run.end_layer == hparams_.n_layer ? " and the output" : "";
-        gpu_buffers_.push_back(move_to_gpu(weights_of(run), run, memory(run), holds));
+        auto& buffers = run.on_gpu() ? gpu_buffers_ : host_copies_;
+        buffers.push_back(move_weights(weights, dequantized, run, memory(run), holds));
     }
     if (!weight_factors_.empty()) return;  // of each input's own
     merged_ = tensor_context(ggml_tensor_overhead() * (layers_.size() + 1));
@@ -201,6 +213,16 @@ std::vector<ggml_tensor*> Model::weights_of(const LayerRun& run) const {
     return found;
 }
 
+std::vector<ggml_tensor*> Model::multiplied() const {
+    std::vector<ggml_tensor*> found = tensors_.all();
+    std::erase_if(found, [&](const ggml_tensor* weight) {
+        const bool looked_up =
+            weight == layer_embd_ || weight == position_embd_ || (weight == token_embd_ && output_ != token_embd_);
+        return looked_up || !tensors_.was_asked_for(weight);
+    });
+    return found;
+}
+
 std::vector<size_t> Model::resident_bytes() const {
     std::vector<size_t> bytes(runs_.size(), 0);
     for (const ggml_tensor* t : tensors_.all()) {
@@ -214,29 +236,23 @@ std::vector<size_t> Model::resident_bytes() const {
 
 namespace {
 
-// Rows of a table whose data begins at `rows`.
-void look_up(const ggml_tensor& table, const char* rows, std::span<const int32_t> tokens, float* out) {
-    const int64_t width = table.ne[0];
-    const size_t row_bytes = ggml_row_size(table.type, width);
+void look_up(const TokenTable& table, std::span<const int32_t> tokens, float* out) {
+    const size_t row_bytes = ggml_row_size(table.type, table.width);
     for (const int32_t token : tokens) {
-        const char* const row = rows + static_cast<size_t>(token) * row_bytes;
+        const char* const row = table.rows + static_cast<size_t>(token) * row_bytes;
         if (table.type == GGML_TYPE_F32) {
             std::memcpy(out, row, row_bytes);
         } else {
-            ggml_get_type_traits(table.type)->to_float(row, out, width);
+            ggml_get_type_traits(table.type)->to_float(row, out, table.width);
         }
-        out += width;
+        out += table.width;
     }
 }
 
 }  // namespace
 
-void Model::embed(std::span<const int32_t> tokens, float* out) const {
-    look_up(*token_embd_, token_rows_, tokens, out);
-}
+void Model::embed(std::span<const int32_t> tokens, float* out) const { look_up(token_rows_, tokens, out); }
 
-void Model::embed_layers(std::span<const int32_t> tokens, float* out) const {
-    look_up(*layer_embd_, layer_rows_, tokens, out);
-}
+void Model::embed_layers(std::span<const int32_t> tokens, float* out) const { look_up(layer_rows_, tokens, out); }
 
 }  // namespace lkv

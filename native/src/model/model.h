@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -21,12 +22,20 @@
 
 namespace lkv {
 
+// Rows of the mapped file that only the host looks up.
+struct TokenTable {
+    const char* rows = nullptr;
+    ggml_type type = GGML_TYPE_F32;
+    int64_t width = 0;
+};
+
 struct ModelOptions {
     std::string latent_path = {};  // a sidecar of the file (model/sidecar.h), or empty
     bool use_mmap = true;
     bool use_mlock = false;  // the host's weights stay in memory
     bool vocab_only = false;
     GpuOptions gpu = {};
+    std::optional<ggml_type> weights = {};  // the type that products read weights in; none: the file's
     // for sizes and forecasts only: weights stay in the file, no session runs, and GPUs need not exist
     bool describe_only = false;
 };
@@ -54,6 +63,7 @@ public:
     ggml_backend_buffer_type_t memory(const LayerRun& run) const;
     const std::string& gpu_absent() const { return gpu_absent_; }  // why no GPU is used
     bool gpu_asked() const { return options_.gpu.n_gpu_layers != 0; }
+    std::optional<ggml_type> weights() const { return options_.weights; }
     bool describe_only() const { return options_.describe_only; }
     // Warns once per model that a GPU was requested and the CPU is used.
     void warn_if_gpu_absent() const;
@@ -79,7 +89,7 @@ public:
     const WeightFactors& weight_factors() const { return weight_factors_; }
 
     size_t size_bytes() const { return tensors_.bytes(); }
-    // Weights where they are computed with, of every run. A GPU has no token table, unless it is the output too; the CPU has its factors
+    // Weights where they are computed with, of every run and in the type that they have there. A GPU has no token table, unless it is the output too; the CPU has its factors
     // by channel beside the weights.
     std::vector<size_t> resident_bytes() const;
     size_t factor_bytes() const { return factor_bytes_; }  // A, B, E and their biases
@@ -96,6 +106,8 @@ private:
     int count_wanted_gpus();
     void lock_weights();
     std::vector<ggml_tensor*> weights_of(const LayerRun& run) const;
+    // Weights that are multiplied by; the rest are looked up, or nothing reads them.
+    std::vector<ggml_tensor*> multiplied() const;
 
     std::string path_;
     ModelOptions options_;
@@ -106,14 +118,14 @@ private:
     std::optional<Vocab> vocab_;
     FileTensors tensors_;
     WeightFactors weight_factors_;
-    std::vector<ggml_backend_buffer_ptr> interleaved_;  // copies on the host
+    std::vector<ggml_backend_buffer_ptr> host_copies_;
     std::vector<LayerRun> runs_ = {{}};
     std::string gpu_absent_;
     std::vector<ggml_backend_buffer_ptr> gpu_buffers_;
-    TensorContext merged_;              // tensors of several weights, in those buffers
-    int forks_ = forks();               // a child cannot free the GPU's memory
-    const char* token_rows_ = nullptr;  // token_embd's data in the mapped file
-    const char* layer_rows_ = nullptr;  // layer_embd's
+    TensorContext merged_;   // tensors of several weights, in those buffers
+    int forks_ = forks();    // a child cannot free the GPU's memory
+    TokenTable token_rows_;  // token_embd's
+    TokenTable layer_rows_;  // layer_embd's
     std::vector<LayerWeights> layers_;
     ggml_tensor* token_embd_ = nullptr;
     ggml_tensor* position_embd_ = nullptr;

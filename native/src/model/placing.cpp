@@ -1,5 +1,8 @@
 #include "model/placing.h"
 
+#include <algorithm>
+#include <string>
+
 #include "base/error.h"
 #include "base/log.h"
 #include "base/tensor_context.h"
@@ -90,15 +93,17 @@ std::vector<ggml_backend_buffer_ptr> interleave(std::span<const LayerWeights> la
     return copies;
 }
 
-ggml_backend_buffer_ptr move_to_gpu(std::span<ggml_tensor* const> weights, const LayerRun& run,
-                                    ggml_backend_buffer_type_t memory, const char* holds) {
+ggml_backend_buffer_ptr move_weights(std::span<ggml_tensor* const> weights, const Dequantized& dequantized,
+                                     const LayerRun& run, ggml_backend_buffer_type_t memory, const char* holds) {
+    const std::string where = run.on_gpu() ? "on GPU " + std::to_string(run.gpu) : "on the host";
     const size_t alignment = ggml_backend_buft_get_alignment(memory);
     size_t bytes = 0;
     for (const ggml_tensor* t : weights) bytes += GGML_PAD(ggml_backend_buft_get_alloc_size(memory, t), alignment);
     ggml_backend_buffer_ptr buffer(quietly([&] { return ggml_backend_buft_alloc_buffer(memory, bytes); }));
     if (buffer == nullptr) {
-        fail("memory", "expected ", bytes >> 20, " MiB on GPU ", run.gpu,
-             " for the weights; got none; use -ngl auto, fewer layers, or another --tensor-split");
+        const bool larger = std::any_of(weights.begin(), weights.end(), [&](auto* t) { return dequantized.has(t); });
+        fail("memory", "expected ", bytes >> 20, " MiB ", where, " for the weights; got none; use ",
+             larger ? "--weights stored, or " : "", "-ngl auto, fewer layers, or another --tensor-split");
     }
     ggml_backend_buffer_set_usage(buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
     ggml_tallocr place = ggml_tallocr_new(buffer.get());
@@ -107,11 +112,11 @@ ggml_backend_buffer_ptr move_to_gpu(std::span<ggml_tensor* const> weights, const
         t->data = nullptr;
         t->buffer = nullptr;
         if (ggml_tallocr_alloc(&place, t) != GGML_STATUS_SUCCESS) {
-            fail("memory", "expected room for ", t->name, "; got none on GPU ", run.gpu);
+            fail("memory", "expected room for ", t->name, "; got none ", where);
         }
-        ggml_backend_tensor_set(t, source, 0, ggml_nbytes(t));
+        dequantized.put(t, source);
     }
-    log(LogLevel::info, "weights: ", bytes >> 20, " MiB on GPU ", run.gpu, ", layers ", run.first_layer, " to ",
+    log(LogLevel::info, "weights: ", bytes >> 20, " MiB ", where, ", layers ", run.first_layer, " to ",
         run.end_layer - 1, holds);
     return buffer;
 }

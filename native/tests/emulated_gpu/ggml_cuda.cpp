@@ -90,6 +90,7 @@ namespace lkv::cuda {
 
 cudaStream_t stream_of(ggml_backend_t backend) { return &of(backend).stream; }
 cudaError_t give_priority(ggml_backend_t) { return cudaSuccess; }
+void multiply_in_f32(ggml_backend_t) {}
 bool waits(const ggml_tensor*) { return false; }
 
 }  // namespace lkv::cuda

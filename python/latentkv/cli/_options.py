@@ -195,6 +195,7 @@ def add_compute(parser: argparse.ArgumentParser, several: bool = False) -> None:
     )
     add_ubatch(group)
     add_gpu_layers(group)
+    add_weights(group)
     group.add_argument(
         "--no-mmap",
         dest="mmap",
@@ -220,7 +221,7 @@ def add_compute(parser: argparse.ArgumentParser, several: bool = False) -> None:
 
 
 def placement(args: argparse.Namespace, fit: Fit) -> dict[str, Any]:
-    """_core.Model's keywords of where weights lie, from add_compute() and fitted()."""
+    """_core.Model's keywords of where and how weights lie, from add_compute() and fitted()."""
     return {**fit.placement, "use_mmap": args.mmap, "use_mlock": args.mlock}
 
 
@@ -259,6 +260,16 @@ def add_gpu_layers(group: Any) -> None:
     )
 
 
+def add_weights(group: Any) -> None:
+    group.add_argument(
+        "--weights",
+        choices=["stored", "f32", "f16"],
+        default="stored",
+        help="type of the weights in memory; stored (default): the file's, with which products round "
+        "activations to 8 bits where it is quantized; f32 and f16 take more memory and round less",
+    )
+
+
 def template(args: argparse.Namespace) -> str | None:
     """What --chat-template-file holds; None without it."""
     path: str | None = args.chat_template_file
@@ -291,7 +302,7 @@ def fitted(args: argparse.Namespace, n_ctx: int | str, cache: SessionOptions) ->
     from latentkv.plan.gpus import Gpus
 
     gpus = Gpus(args.tensor_split, args.main_gpu, args.split_mode)
-    found = fit(args.model, args.latent, Asked(args.gpu_layers, n_ctx, gpus), cache)
+    found = fit(args.model, args.latent, Asked(args.gpu_layers, n_ctx, gpus, args.weights), cache)
     if found.said:
         print(found.said, file=sys.stderr)
     return found

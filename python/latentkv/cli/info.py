@@ -160,7 +160,7 @@ def cards(path: str, latent_path: str, model: Any, asked: SessionOptions) -> lis
         sizes = _CARDS[:1]
     else:
         return []
-    models = models_of(path, latent_path)
+    models = models_of(path, latent_path, weights=model.weights)
     return [
         {"kv": kv, **asdict(on_card(path, latent_path, cache, size << 30, models))}
         for size in sizes
@@ -196,6 +196,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     options.add_ubatch(parser)
     options.add_gpu_layers(parser)
+    options.add_weights(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     options.add_cache(parser, rotate=False)
     return parser

@@ -17,18 +17,23 @@ from latentkv.console.progress import stage
 from latentkv.console.reading import read_text
 from latentkv.console.terminal import Block, show, table
 from latentkv.errors import expected
-from latentkv.quantities import tenths
+from latentkv.quantities import digits, tenths
 
 _EPILOG = """examples:
   latentkv perplexity model.gguf -f wiki.txt -c 2048
-  latentkv perplexity model.gguf -f wiki.txt --kv small --decode --kld-against f16
+  latentkv perplexity model.gguf -f wiki.txt --kv small --decode --kld-against f16 --weights f32
   latentkv perplexity small.gguf -f wiki.txt --kld-against model.gguf:f16 --json"""
+
+
+_WEIGHTS = {"stored": "weights as stored", "f32": "weights in f32", "f16": "weights in f16"}
+_MUCH = 0.05  # of a divergence: as much as its standard error over some thousand tokens
 
 
 def main(argv: Sequence[str]) -> int:
     args = options.parse(_parser(), argv)
     from latentkv import _core
     from latentkv.measure.perplexity import Cache, Progress, perplexity
+    from latentkv.plan.fit import require_room
     from latentkv.plan.options import USUAL_UBATCH
     from latentkv.version import version
 
@@ -40,6 +45,8 @@ def main(argv: Sequence[str]) -> int:
     against = None
     if args.kld_against:
         path, format_name = split_reference(args.kld_against)
+        if path:
+            require_room(path, "", fit)
         if path is None and not model.is_plain:
             print(f"warning: {_of_latents(args, format_name)}", file=sys.stderr)
         other = _core.Model(path, **options.placement(args, fit)) if path else model
@@ -61,6 +68,7 @@ def main(argv: Sequence[str]) -> int:
             parallel=args.parallel,
             n_ubatch=args.ubatch_size or USUAL_UBATCH,
             against=against,
+            floor=args.floor,
             depth_buckets=args.depth_buckets,
             progress=shown,
         )
@@ -126,6 +134,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="REF",
         help="compare with another cache on the same tokens: f16 or any other of --kv, or GGUF[:CACHE]",
     )
+    parser.add_argument(
+        "--no-floor",
+        dest="floor",
+        action="store_false",
+        help="with --kld-against: do not measure how much of the figure is rounding of these weights",
+    )
     parser.add_argument("--depth-buckets", action="store_true", help="also show results by context depth")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     options.add_cache(parser)
@@ -166,23 +180,39 @@ def report(r: dict[str, Any]) -> list[Block]:
         f"speed       {r['tokens_per_second']:.0f} tokens/s",
     ]
     if "kld" in r:
-        kld = r["kld"]
-        lines += [
-            "",
-            f"against {r['kld_against']} ({tenths(r['kv_bytes_per_token_ref'])} bytes per token)",
-            f"  perplexity ratio  {r['ppl_ratio']:.5f} ± {r['ppl_ratio_se']:.5f}"
-            f"   (reference {r['ppl_ref']:.4f})",
-            f"  KL divergence     {kld['mean']:.6f} ± {kld['mean_se']:.6f}",
-            f"  same top token    {100 * r['same_top']:.3f} ± {100 * r['same_top_se']:.3f} %",
-            f"  RMS Δp            {100 * r['rms_dp']:.3f} ± {100 * r['rms_dp_se']:.3f} %",
-            "",
-            table(
-                ["KLD", "median", "90 %", "95 %", "99 %", "99.9 %", "max"],
-                [["", *(f"{kld[name]:.6f}" for name in ("median", "p90", "p95", "p99", "p999", "max"))]],
-            ),
-        ]
+        lines += ["", *_against(r)]
     if "depth" in r:
         lines += ["", _depth_table(r["depth"])]
+    return lines
+
+
+def _against(r: dict[str, Any]) -> list[Block]:
+    kld, floor = r["kld"], r["floor"]
+    names = ("median", "p90", "p95", "p99", "p999", "max")
+    rows = [["cache", *(f"{kld[name]:.6f}" for name in names)]]
+    of_kld = of_top = ""
+    if floor:
+        rows.append(["rounding", *(f"{floor['kld'][name]:.6f}" for name in names)])
+        mean = digits(floor["kld"]["mean"], 2)
+        of_kld = f", of which {mean} is rounding of these weights"
+        if floor["kld"]["mean"] >= kld["mean"]:
+            of_kld = f", no more than rounding of these weights ({mean})"
+        of_top = f"; {100 * floor['same_top']:.3f} % with rounding alone"
+    lines: list[Block] = [
+        f"against {r['kld_against']} ({tenths(r['kv_bytes_per_token_ref'])} bytes per token), "
+        f"{_WEIGHTS[r['weights']]}",
+        f"  perplexity ratio  {r['ppl_ratio']:.5f} ± {r['ppl_ratio_se']:.5f}   (reference {r['ppl_ref']:.4f})",
+        f"  KL divergence     {kld['mean']:.6f} ± {kld['mean_se']:.6f}{of_kld}",
+        f"  same top token    {100 * r['same_top']:.3f} ± {100 * r['same_top_se']:.3f} %{of_top}",
+        f"  RMS Δp            {100 * r['rms_dp']:.3f} ± {100 * r['rms_dp_se']:.3f} %",
+        "",
+        table(["KLD", "median", "90 %", "95 %", "99 %", "99.9 %", "max"], rows),
+    ]
+    if floor:
+        windows = f", first {floor['chunks']} windows" if floor["chunks"] < r["chunks"] else ""
+        lines.append(f"rounding: rows in f32 beside rows in f16{windows}")
+        if r["weights"] == "stored" and floor["kld"]["mean"] > _MUCH * kld["mean"]:
+            lines.append("--weights f32, where memory allows, measures the cache without it")
     return lines
 
 

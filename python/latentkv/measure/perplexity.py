@@ -18,6 +18,7 @@ from latentkv.plan.master import planned
 from latentkv.plan.options import SessionOptions
 from latentkv.text import utf8
 
+FLOOR_WINDOWS = 8
 _LOGITS_BYTES = 128 << 20  # one slice's logits, per cache: bounds memory for large vocabularies
 
 
@@ -35,6 +36,14 @@ class Cache:
     @property
     def prefill(self) -> str:
         return SessionOptions.of(self.options).prefill or "eager"
+
+    def beside(self) -> list[Cache]:
+        """Caches of the same model whose numbers differ by a last bit of f16: how far apart they are is what
+        products make of it. One where this cache is the other."""
+        options = SessionOptions.of(self.options)
+        own = options.kv or ("f16" if self.model.is_plain and not (options.kv_k or options.kv_v) else "")
+        words = {"f16": ["f32"], "f32": ["f16"]}.get(own, ["f16", "f32"])
+        return [Cache(self.model, options.reference(word)) for word in words]
 
     def session(self, windows: int, n_ctx: int, n_ubatch: int) -> _core.Session:
         options = planned(self.model, self.options)
@@ -63,6 +72,7 @@ def perplexity(
     parallel: int = 0,
     n_ubatch: int = 512,
     against: Cache | None = None,
+    floor: bool = False,
     depth_buckets: bool = False,
     progress: Callable[[Progress], None] | None = None,
 ) -> dict[str, Any]:
@@ -77,8 +87,10 @@ def perplexity(
         parallel: windows that run together as sequences (0: 8 with `decode`, else as many as fill an ubatch).
         against: a second cache that runs over the same tokens, for the reference's statistics of summary().
             Logits are compared slice by slice and never stored.
+        floor: also measures what rounding alone makes of a last bit: the reference with f32 rows beside f16
+            ones, on the first windows, at least FLOOR_WINDOWS where there are so many.
 
-    Returns JSON values: ppl, nll, tokens, kld, same_top and the settings; kv_bytes, allocated for all
+    Returns JSON values: ppl, nll, tokens, kld, same_top, floor and the settings; kv_bytes, allocated for all
     `parallel` windows; kv_bytes_per_token, what one more token of context takes beside exact ones.
     """
     if window not in WINDOWS:
@@ -95,10 +107,11 @@ def perplexity(
     parallel = parallel and ranges.N_SEQ_MAX.check("--parallel", parallel)
     parallel = min(count, parallel or (8 if decode else max(1, n_ubatch // n_ctx)))
     slice_tokens = min(n_ubatch, max(1, _LOGITS_BYTES // (4 * cache.model.n_vocab)))
-    sessions = [c.session(parallel, n_ctx, n_ubatch) for c in (cache, against) if c is not None]
+    caches = [cache] if against is None else [cache, against, *(against.beside() if floor else ())]
+    sessions = [each.session(parallel, n_ctx, n_ubatch) for each in caches]
     begin = time.perf_counter()
     slices = _run(sessions, windows, parallel, slice_tokens, decode, lazy)
-    scores, depths = _gathered(slices, count, progress)
+    scores, depths, floor_scores = _gathered(slices, count, progress)
     seconds = time.perf_counter() - begin
     result = summary(scores) | {
         "chunks": count,
@@ -107,6 +120,7 @@ def perplexity(
         "parallel": parallel,
         "decode": decode,
         "prefill": cache.prefill,
+        "weights": cache.model.weights,
         **_sizes(sessions[0]),
         "implementations": dict(sessions[0].implementations),
         "seconds": seconds,
@@ -114,27 +128,46 @@ def perplexity(
     }
     if against is not None:
         result["kv_bytes_per_token_ref"] = sessions[1].kv_bytes()["per_token"]
+        result["floor"] = floor_scores and _floor(floor_scores, windows.scored)
     if depth_buckets:
         result["depth"] = by_depth(scores, depths)
     return result
 
 
+@dataclass(frozen=True)
+class _Slice:
+    """done: windows, with this slice. depths: of its scores. floor: of f32 rows against f16 ones."""
+
+    done: float
+    scores: Scores
+    depths: NDArray[np.int32]
+    floor: Scores | None
+
+
 def _gathered(
-    slices: Iterable[tuple[float, Scores, NDArray[np.int32]]],
-    n_windows: int,
-    progress: Callable[[Progress], None] | None,
-) -> tuple[Scores, NDArray[np.int32]]:
-    """All scores and depths of the slices that _run() yields, in order."""
+    slices: Iterable[_Slice], n_windows: int, progress: Callable[[Progress], None] | None
+) -> tuple[Scores, NDArray[np.int32], Scores | None]:
+    """All scores and depths of the slices that _run() yields, in order, and the floor's scores."""
     parts: list[Scores] = []
     depths: list[NDArray[np.int32]] = []
+    floors: list[Scores] = []
     nll_sum = tokens = 0.0
-    for done, scores, depth in slices:
-        parts.append(scores)
-        depths.append(depth)
-        nll_sum, tokens = nll_sum + float(scores.nll.sum()), tokens + scores.nll.size
+    for each in slices:
+        parts.append(each.scores)
+        depths.append(each.depths)
+        if each.floor is not None:
+            floors.append(each.floor)
+        nll_sum, tokens = nll_sum + float(each.scores.nll.sum()), tokens + each.scores.nll.size
         if progress is not None:
-            progress(Progress(done, n_windows, float(np.exp(nll_sum / tokens))))
-    return concatenate(parts), np.concatenate(depths)
+            progress(Progress(each.done, n_windows, float(np.exp(nll_sum / tokens))))
+    return concatenate(parts), np.concatenate(depths), concatenate(floors) if floors else None
+
+
+def _floor(scores: Scores, scored: int) -> dict[str, Any]:
+    """scored: tokens of a window."""
+    found = summary(scores)
+    wanted = ("kld", "same_top", "same_top_se", "tokens")
+    return {"chunks": found["tokens"] // scored, **{name: found[name] for name in wanted}}
 
 
 def _sizes(session: _core.Session) -> dict[str, Any]:
@@ -174,11 +207,13 @@ def _run(
     slice_tokens: int,
     decode: bool,
     lazy: bool,
-) -> Iterator[tuple[float, Scores, NDArray[np.int32]]]:
-    """Yields (windows done, scores, depths) per slice. A slice is the same span of positions of `parallel`
-    windows."""
+) -> Iterator[_Slice]:
+    """A slice is the same span of positions of `parallel` windows. sessions: of the cache, and of the
+    reference and what is beside it; the latter are dropped after FLOOR_WINDOWS."""
     last = windows.n_ctx - 1  # the last token of a window is predicted, never read
     for start in range(0, len(windows.tokens), parallel):
+        if start >= FLOOR_WINDOWS:
+            del sessions[2:]
         group = windows.tokens[start : start + parallel]
         span = 1 if decode else max(1, slice_tokens // len(group))
         for session in sessions:
@@ -192,7 +227,9 @@ def _run(
                 continue
             targets = group[:, first + 1 : p1 + 1].ravel()
             depth = np.tile(np.arange(first + 1, p1 + 1, dtype=np.int32), len(group))
-            yield start + len(group) * p1 / last, score(outputs[0], targets, *outputs[1:]), depth
+            done = start + len(group) * p1 / last
+            floor = score(outputs[-1], targets, outputs[-2]) if len(outputs) > 2 else None
+            yield _Slice(done, score(outputs[0], targets, *outputs[1:2]), depth, floor)
 
 
 def _decode_all(

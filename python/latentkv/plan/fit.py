@@ -24,6 +24,7 @@ from latentkv.quantities import bytes_text
 from latentkv.ranges import N_CTX
 
 AUTO = "auto"
+STORED = "stored"  # weights in the file's types
 # Memory left free, for CUDA and cuBLAS themselves and for other programs.
 MARGIN = 1 << 30
 LEAST_CONTEXT = 4096
@@ -40,6 +41,7 @@ class Asked:
     n_gpu_layers: int | str
     n_ctx: int | str
     gpus: Gpus = BY_FREE_MEMORY
+    weights: str = STORED
 
 
 @dataclass(frozen=True)
@@ -52,20 +54,43 @@ class Fit:
     options: SessionOptions
     said: str = ""
     gpus: Gpus = BY_FREE_MEMORY
+    weights: str = STORED
 
     @property
     def placement(self) -> dict[str, Any]:
-        """_core.Model's keywords that place the layers."""
-        return {"n_gpu_layers": self.n_gpu_layers, **self.gpus.options()}
+        """_core.Model's keywords of where the layers lie, and in which type."""
+        return {"n_gpu_layers": self.n_gpu_layers, "weights": self.weights, **self.gpus.options()}
 
 
 def fit(path: str, latent_path: str, asked: Asked, options: SessionOptions | Mapping[str, Any]) -> Fit:
     """Chooses what `asked` and `options` leave to AUTO.
 
     Raises:
-        LatentKVError: nothing fits, or the budget is AUTO and the file is not a master file.
+        LatentKVError: nothing fits, dequantized weights do not, or the budget is AUTO and the file is not a
+            master file.
     """
-    options = SessionOptions.of(options)
+    found = _fit(path, latent_path, asked, SessionOptions.of(options))
+    require_room(path, latent_path, found)
+    return found
+
+
+def require_room(path: str, latent_path: str, placed: Fit) -> None:
+    """
+    Raises:
+        LatentKVError: the host has no room for weights that are not stored so; GPUs say it when they are
+            filled.
+    """
+    if placed.weights == STORED:
+        return
+    model = models_of(path, latent_path, placed.gpus, placed.weights)(placed.n_gpu_layers)
+    need = needs(model.forecast(STEP))[None].weights
+    if need > (free := free_on_host()):
+        smaller = "--weights f16 or stored" if placed.weights != "f16" else "--weights stored"
+        wanted = f"{bytes_text(need)} free on the host, which weights take in {placed.weights}"
+        raise expected("--weights", wanted, bytes_text(free), f"use {smaller}")
+
+
+def _fit(path: str, latent_path: str, asked: Asked, options: SessionOptions) -> Fit:
     sized = asked.n_ctx == AUTO or options.kv_budget == AUTO_BUDGET
     looks = sized or asked.n_gpu_layers == AUTO  # the first look at a GPU starts CUDA
     gpus = free_on_gpus() if looks and asked.n_gpu_layers != 0 else []
@@ -78,12 +103,12 @@ def fit(path: str, latent_path: str, asked: Asked, options: SessionOptions | Map
         got = f"{len(asked.gpus.tensor_split)} shares and main GPU {asked.gpus.main_gpu}"
         raise expected("--tensor-split, --main-gpu", known, got)
     if not sized and asked.n_gpu_layers != AUTO:
-        return Fit(int(asked.n_gpu_layers), int(asked.n_ctx), options, gpus=asked.gpus)
+        return Fit(int(asked.n_gpu_layers), int(asked.n_ctx), options, gpus=asked.gpus, weights=asked.weights)
     if sized and options.implementation == "reference":
         raise expected("auto", "fused attention, whose memory is forecast", "--implementation reference")
     asked = replace(asked, gpus=_shared(asked, options, gpus))
     host = free_on_host() if sized else None
-    models = models_of(path, latent_path, asked.gpus)
+    models = models_of(path, latent_path, asked.gpus, asked.weights)
 
     def found(options: SessionOptions) -> Fit:
         return _Search(path, latent_path, asked, options, gpus, host, models).found()
@@ -103,7 +128,7 @@ def fit(path: str, latent_path: str, asked: Asked, options: SessionOptions | Map
 Models = Callable[[int], _core.Model]  # number of layers on GPUs -> a model opened to be described only
 
 
-def models_of(path: str, latent_path: str, gpus: Gpus = BY_FREE_MEMORY) -> Models:
+def models_of(path: str, latent_path: str, gpus: Gpus = BY_FREE_MEMORY, weights: str = STORED) -> Models:
     """Opens the file for a number of GPU layers, once for each."""
     return cache(
         lambda n: _core.Model(
@@ -111,6 +136,7 @@ def models_of(path: str, latent_path: str, gpus: Gpus = BY_FREE_MEMORY) -> Model
             latent_path=latent_path,
             n_gpu_layers=n,
             describe_only=True,
+            weights=weights,
             **(gpus if n else BY_FREE_MEMORY).options(),
         )
     )
@@ -223,7 +249,7 @@ class _Search:
         self.gpus = gpus
         self.free: dict[int | None, int | None] = dict(enumerate(gpus))
         self.free[None] = host
-        self.model = models or models_of(path, latent_path, asked.gpus)
+        self.model = models or models_of(path, latent_path, asked.gpus, asked.weights)
 
     def found(self) -> Fit:
         if not self.gpus:
@@ -344,7 +370,7 @@ class _Search:
             layers = int(self.asked.n_gpu_layers)
         said = f"fit: {' '.join(chosen)}: {'; '.join(parts)}"
         gpus = self.asked.gpus if layers or self.asked.n_gpu_layers != AUTO else BY_FREE_MEMORY
-        return Fit(layers, n_ctx, choice.options, said, gpus)
+        return Fit(layers, n_ctx, choice.options, said, gpus, self.asked.weights)
 
     def _refuse(self, layers: int) -> NoReturn:
         """The error for the smallest choice, which does not fit either."""

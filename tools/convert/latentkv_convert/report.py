@@ -84,6 +84,7 @@ class Report:
         if self.plan.forecast is not None:
             seen = asdict(self.plan.forecast)
             result["kld"] = {name: None if math.isnan(value) else value for name, value in seen.items()}
+            result["kld"]["weights"] = "f32"  # torch's, whatever the file's are
         if self.plan.polished is not None:
             result["polished"] = asdict(self.plan.polished)
         return result
@@ -187,7 +188,7 @@ class Report:
             error = "" if math.isnan(seen.error) else f" ± {digits(seen.error, 1)}"
             held = "predicted, not measured: more is lost"
             if seen.n_windows:
-                held = f"measured on {seen.n_windows} held-back window{'s' * (seen.n_windows != 1)}"
+                held = f"measured on {seen.n_windows} held-back window{'s' * (seen.n_windows != 1)}, weights in f32"
             lines.append(f"expected divergence: {digits(seen.kld, 2)}{error} nats per token ({held})")
         if (trained := self.plan.polished) is not None:
             of = f"factors of step {trained.kept} of {trained.steps}"

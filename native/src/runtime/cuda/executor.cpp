@@ -93,6 +93,9 @@ public:
     void attach(const Model& model, const KvCache& cache, const Ropes& ropes, const GraphConstants& constants,
                 const LayerRun& run) override {
         enter();
+        if (model.weights() == GGML_TYPE_F32) {
+            for (const Lane* lane : {&main_, &v_lane_, &q_lane_}) cuda::multiply_in_f32(lane->backend());
+        }
         inputs_.attach(cache);
         warm_up_.attach(cache, model.hparams());
         layers_.attach(model, cache, ropes, constants, run, inputs_);

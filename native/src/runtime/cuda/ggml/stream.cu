@@ -25,6 +25,11 @@ cudaError_t give_priority(ggml_backend_t backend) {
     return error == cudaSuccess ? cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, highest) : error;
 }
 
+void multiply_in_f32(ggml_backend_t backend) {
+    auto& context = *static_cast<ggml_backend_cuda_context*>(backend->context);
+    CUBLAS_CHECK(cublasSetMathMode(context.cublas_handle(), CUBLAS_DEFAULT_MATH));
+}
+
 // As ggml_cuda_mul_mat_id decides: by kernels for few tokens, by quantized ones, by ones in floating point, else expert by expert once
 // the host knows which token goes where.
 bool waits(const ggml_tensor* node) {
