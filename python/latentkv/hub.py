@@ -16,7 +16,11 @@ from latentkv.errors import LatentKVError, expected
 
 DEFAULT_QUANT = "Q4_K_M"
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
-_NO_MODEL = re.compile(r"(^|[/._-])(mmproj|imatrix)", re.IGNORECASE)  # GGUFs that are no decoders
+# GGUFs that are no decoders: projectors of pictures, statistics, and what guesses tokens ahead for another
+# model, which has a folder of its own, or begins so
+_GUESSES = "mtp|draft|drafts|drafter|drafters|eagle[0-9]*|dflash|dspark|medusa"
+_NO_MODEL = re.compile(rf"(^|[/._-])(mmproj|imatrix)|(^|/)({_GUESSES})[/._-]", re.IGNORECASE)
+_UNLIKELY = re.compile(rf"[/._-]({_GUESSES})[._-]", re.IGNORECASE)  # a whole model's name may have it, too
 _TIMEOUT = 10.0  # seconds for the list of a repository's files
 
 
@@ -42,10 +46,13 @@ def choose(files: Sequence[str], repo: str, quant: str = "", pattern: str = "") 
         found = _whole([name for name in models if fnmatch.fnmatchcase(name, pattern)])
     else:
         models = [name for name in models if not _NO_MODEL.search(name)]
+        models.sort(key=lambda name: _UNLIKELY.search(name) is not None)
         found = _whole(_of_quant(models, quant or DEFAULT_QUANT)) or ([] if quant else _whole(models))[:1]
     if not found:
         wanted = f"a GGUF {pattern or quant}".rstrip()
-        raise expected("-hf", f"{wanted} in {repo}", _listed(models))
+        beside = [] if models else [name for name in files if name.lower().endswith(".gguf")]
+        got = f"only {_listed(beside)}, beside a model" if beside else _listed(models)
+        raise expected("-hf", f"{wanted} in {repo}", got)
     if pattern and len(found) > 1:
         raise expected("-hf", f"one file that matches {pattern} in {repo}", _listed(found))
     first = found[0]

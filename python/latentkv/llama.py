@@ -3,7 +3,7 @@ evaluator, answers to `generate/`."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +24,7 @@ from latentkv.plan.kv_budget import KvBudget
 from latentkv.sampling.grammar import LlamaGrammar
 from latentkv.sampling.logprobs import log_softmax
 from latentkv.sampling.options import RANDOM_SEED, SamplingOptions
+from latentkv.sampling.recommended import recommended
 from latentkv.sampling.speculative import DraftModel
 from latentkv.session.evaluator import Evaluator
 from latentkv.session.lock import SessionLock, ShuttingDown, locked
@@ -73,9 +74,13 @@ class Llama(OpenAICalls):
         pooling_type: how embed() makes one vector of a text: "mean", "cls" (the first token's), "last",
             "none" (one per token), or llama.cpp's number for one of these (-1 = the file's, else none).
         spm_infill: puts the suffix of an infill first.
+        last_n_tokens_size: tokens that penalties look at (None = as the file recommends, else 64).
 
     Arguments of llama-cpp-python that have no meaning here are accepted at their neutral value and refused,
     with the reason, at any other.
+
+    What a call leaves open is drawn as the file recommends (`recommended`: its keys general.sampling.*),
+    else with llama.cpp's defaults: temperature 0.8 (0.2 of a chat), top_k 40, top_p 0.95, min_p 0.05.
 
     A prompt that begins like the tokens in the cache computes only the rest. Threads may share an object:
     their calls take turns. You can make other calls while a stream is open; it resumes where it stopped, and
@@ -104,7 +109,7 @@ class Llama(OpenAICalls):
         n_threads: int | None = None,
         n_threads_batch: int | None = None,
         logits_all: bool = False,
-        last_n_tokens_size: int = 64,
+        last_n_tokens_size: int | None = None,
         chat_format: str | None = None,
         chat_template: str | None = None,
         draft_model: DraftModel | None = None,
@@ -139,7 +144,8 @@ class Llama(OpenAICalls):
         utf8(self.model_path, "model_path")
         self.latent_path = None if latent_path is None else str(latent_path)
         utf8(self.latent_path or "", "latent_path")
-        self.last_n_tokens_size = ranges.PENALTY_WINDOW.check("last_n_tokens_size", last_n_tokens_size)
+        if last_n_tokens_size is not None:
+            ranges.PENALTY_WINDOW.check("last_n_tokens_size", last_n_tokens_size)
         self.verbose = verbose
         self.draft_model = draft_model
         self.spm_infill = spm_infill
@@ -147,6 +153,9 @@ class Llama(OpenAICalls):
         opened = open_model(self.model_path, self.latent_path or "", n_batch, self._arguments)
         self.fit = opened.fit
         self._model: _core.Model | None = opened.model
+        self.recommended: Mapping[str, Any] = recommended(opened.model.metadata)
+        usual = self.recommended.get("penalty_last_n", SamplingOptions.penalty_last_n)
+        self.last_n_tokens_size: int = usual if last_n_tokens_size is None else last_n_tokens_size
         self.evaluator = Evaluator(opened.session, n_batch, logits_all, opened.reopen)
         self.cache: BaseLlamaCache | None = None
         self._template: ChatTemplate | None = None
@@ -391,19 +400,19 @@ class Llama(OpenAICalls):
     def generate(
         self,
         tokens: Sequence[int],
-        top_k: int = 40,
-        top_p: float = 0.95,
-        min_p: float = 0.05,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
         typical_p: float = 1.0,
-        temp: float = 0.80,
-        repeat_penalty: float = 1.0,
+        temp: float | None = None,
+        repeat_penalty: float | None = None,
         reset: bool = True,
         frequency_penalty: float = 0.0,
         presence_penalty: float = 0.0,
         tfs_z: float = 1.0,
-        mirostat_mode: int = 0,
-        mirostat_tau: float = 5.0,
-        mirostat_eta: float = 0.1,
+        mirostat_mode: int | None = None,
+        mirostat_tau: float | None = None,
+        mirostat_eta: float | None = None,
         penalize_nl: bool = True,
         logits_processor: LogitsProcessor | None = None,
         stopping_criteria: StoppingCriteria | None = None,
@@ -423,18 +432,18 @@ class Llama(OpenAICalls):
     @locked
     def sample(
         self,
-        top_k: int = 40,
-        top_p: float = 0.95,
-        min_p: float = 0.05,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
         typical_p: float = 1.0,
-        temp: float = 0.80,
-        repeat_penalty: float = 1.0,
+        temp: float | None = None,
+        repeat_penalty: float | None = None,
         frequency_penalty: float = 0.0,
         presence_penalty: float = 0.0,
         tfs_z: float = 1.0,
-        mirostat_mode: int = 0,
-        mirostat_eta: float = 0.1,
-        mirostat_tau: float = 5.0,
+        mirostat_mode: int | None = None,
+        mirostat_eta: float | None = None,
+        mirostat_tau: float | None = None,
         penalize_nl: bool = True,
         logits_processor: LogitsProcessor | None = None,
         grammar: LlamaGrammar | str | None = None,

@@ -109,3 +109,30 @@ PENALTY_WINDOW = Range(0, 1 << 24, {-1: "the context"})
 TOKENS = Range(0, 1 << 28)
 TOKEN_ID = Range(0)
 POSITIVE = Range(1)
+
+# What a file recommends, by llama.cpp's names of its keys -> the option and its range.
+SAMPLING_PREFIX = "general.sampling."
+SAMPLING: Mapping[str, tuple[str, Range | RealRange]] = {
+    "temp": ("temperature", RealRange(0.0)),
+    "top_k": ("top_k", TOP_K),
+    "top_p": ("top_p", RATIO),
+    "min_p": ("min_p", RATIO),
+    "xtc_probability": ("xtc_probability", RATIO),
+    "xtc_threshold": ("xtc_threshold", RATIO),
+    "penalty_last_n": ("penalty_last_n", PENALTY_WINDOW),
+    "penalty_repeat": ("repeat_penalty", RealRange(1e-3)),
+    "mirostat": ("mirostat_mode", Range(0, 2)),
+    "mirostat_tau": ("mirostat_tau", RealRange(0.0)),
+    "mirostat_eta": ("mirostat_eta", RealRange(0.0)),
+}
+
+
+def recommended(where: str, name: str, value: object) -> float | int:
+    """The value of such a key: f32 as it was meant (0.95, not 0.949999988), whole numbers of either type.
+    Raises LatentKVError for one that its option does not take."""
+    _, allowed = SAMPLING[name]
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise expected(where, str(allowed), type(value).__name__)
+    if isinstance(allowed, RealRange):
+        return allowed.check(where, float(f"{value:.7g}"))
+    return allowed.check(where, int(value) if value == value // 1 else value)  # type: ignore[arg-type]

@@ -284,6 +284,10 @@ HParams read_hparams(const GgufFile& file) {
     h.architecture = file.get_string("general.architecture");
     check_architecture(file, h.architecture);  // before its keys are missed
     const StockKeys keys(file, h);
+    if (!file.find_bool(keys("attention.causal")).value_or(true)) {
+        fail(keys("attention.causal"), "expected true: tokens see those before them; got false (an embedding model, ",
+             "whose tokens see later ones too)");
+    }
     read_layer_count(keys, h);
     h.n_embd = keys.need("embedding_length", 1, 1 << 20);
     read_ffn_widths(keys, h);

@@ -1,7 +1,8 @@
 // A GGUF as one file, or as the parts NAME-00001-of-0000N.gguf, … that llama.cpp splits it into: each has split.no, from 0, and split.count,
-// and the first has split.tensors.count.
+// and the first has split.tensors.count. A file without split.count is whole, whatever its name.
 #include <algorithm>
 #include <filesystem>
+#include <optional>
 #include <regex>
 
 #include "base/error.h"
@@ -37,17 +38,25 @@ std::vector<std::string> part_paths(const std::string& path) {
     return paths;
 }
 
+// Of parts, as one of them says.
+uint32_t split_count(const GgufFile& file) { return std::max(1U, file.find_u32("split.count").value_or(1)); }
+
 }  // namespace
 
 GgufFile GgufFile::open(const std::string& path, bool use_mmap) {
-    const std::vector<std::string> paths = part_paths(path);
+    std::vector<std::string> paths = part_paths(path);
+    std::optional<GgufFile> named;
+    if (paths.size() == 1 || std::filesystem::exists(path)) {
+        named = GgufFile(MappedFile(path, use_mmap), path);
+        if (split_count(*named) == 1) paths = {path};
+    }
     const auto count = static_cast<int>(paths.size());
     std::vector<GgufFile> parts;
     for (const std::string& part : paths) {
         if (count > 1 && !std::filesystem::exists(part)) {
             fail("gguf", "expected all ", count, " parts of ", quoted_path(path), "; got no ", quoted_path(part));
         }
-        parts.push_back({MappedFile(part, use_mmap), part});
+        parts.push_back(named && part == path ? std::move(*named) : GgufFile(MappedFile(part, use_mmap), part));
         parts.back().check_split(static_cast<int>(parts.size()) - 1, count);
     }
     GgufFile whole = std::move(parts.front());
@@ -63,7 +72,7 @@ GgufFile GgufFile::open(const std::string& path, bool use_mmap) {
 }
 
 void GgufFile::check_split(int number, int count) const {
-    const uint32_t said = std::max(1U, find_u32("split.count").value_or(1));
+    const uint32_t said = split_count(*this);
     if (said != static_cast<uint32_t>(count)) {
         fail("gguf", "expected ", said, " parts, as split.count says, ", part_name("NAME", 1, said), " and so on; got ",
              count, where_);

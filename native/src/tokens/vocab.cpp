@@ -27,8 +27,13 @@ Container filled(size_t guess, const Call& call) {
 
 }  // namespace
 
-Vocab::Vocab(std::unique_ptr<llama_model, Release> model, std::optional<std::string> chat_template)
-    : model_(std::move(model)), vocab_(llama_model_get_vocab(model_.get())), chat_template_(std::move(chat_template)) {
+Vocab::Vocab(std::unique_ptr<llama_model, Release> model, std::optional<std::string> chat_template,
+             std::vector<int32_t> further_ends)
+    : model_(std::move(model)),
+      vocab_(llama_model_get_vocab(model_.get())),
+      chat_template_(std::move(chat_template)),
+      further_ends_(std::move(further_ends)) {
+    for (const int32_t token : further_ends_) check_token(token);
     // libllama asserts both when it tokenizes.
     if (add_bos() && bos() < 0) {
         fail("vocab", "expected tokenizer.ggml.bos_token_id in the vocabulary, as add_bos_token is set; got none");
@@ -89,7 +94,8 @@ bool Vocab::add_bos() const { return llama_vocab_get_add_bos(vocab_); }
 
 bool Vocab::is_eog(int32_t token) const {
     check_token(token);
-    return llama_vocab_is_eog(vocab_, token);
+    return llama_vocab_is_eog(vocab_, token) ||
+           std::find(further_ends_.begin(), further_ends_.end(), token) != further_ends_.end();
 }
 
 int32_t Vocab::find_token(std::string_view text) const {

@@ -38,7 +38,7 @@ public:
     int32_t eos() const;
     int32_t nl() const;
 
-    bool is_eog(int32_t token) const;  // ends a generation: EOS, end of turn, …
+    bool is_eog(int32_t token) const;  // ends a generation: EOS, end of turn, … and those of the file's list
     bool add_bos() const;
 
     // Id of an exact vocabulary entry as stored (`Ġthe`, `▁the`, `<s>`), or -1.
@@ -64,14 +64,16 @@ private:
         void operator()(llama_model* model) const { llama_model_free(model); }
     };
 
-    Vocab(std::unique_ptr<llama_model, Release> model, std::optional<std::string> chat_template);
+    Vocab(std::unique_ptr<llama_model, Release> model, std::optional<std::string> chat_template,
+          std::vector<int32_t> further_ends);
 
     void check_token(int32_t token) const;
 
     std::unique_ptr<llama_model, Release> model_;  // vocabulary only: no weights
     const llama_vocab* vocab_;                     // of model_
     std::optional<std::string> chat_template_;
-    bool space_prefix_ = false;  // a text is tokenized with a space put before it
+    std::vector<int32_t> further_ends_;  // which libllama has no key for
+    bool space_prefix_ = false;          // a text is tokenized with a space put before it
 };
 
 }  // namespace lkv

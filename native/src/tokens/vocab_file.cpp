@@ -16,6 +16,8 @@ namespace {
 constexpr std::string_view model_key = "tokenizer.ggml.model";
 constexpr std::string_view tokens_key = "tokenizer.ggml.tokens";
 constexpr std::string_view template_key = "tokenizer.chat_template";
+// Ours: ends of a checkpoint that has more of them than libllama has keys for.
+constexpr std::string_view ends_key = "tokenizer.ggml.eog_token_ids";
 
 // SentencePiece, byte-level BPE, unigram and their descendants: the tokenizers of decoders.
 constexpr std::array<std::string_view, 4> supported = {"llama", "gpt2", "t5", "gemma4"};
@@ -122,7 +124,8 @@ std::optional<Vocab> Vocab::from(const GgufFile& file) {
     if (const auto text = file.find_string(template_key)) {
         chat_template = *text;
     }
-    return Vocab(std::move(model), std::move(chat_template));
+    return Vocab(std::move(model), std::move(chat_template),
+                 file.find_i32_array(ends_key).value_or(std::vector<int32_t>()));
 }
 
 }  // namespace lkv

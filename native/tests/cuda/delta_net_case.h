@@ -15,6 +15,7 @@ namespace lkv::test {
 struct DeltaNetCase {
     int head_dim, n_k, n_v, d_conv, n_seqs, n_each, n_states;
     bool grouped;
+    float deviation = 1;  // of what is convolved
 
     int channels() const { return (2 * n_k + n_v) * head_dim; }
     int n_before() const { return d_conv - 1; }
@@ -35,7 +36,7 @@ struct DeltaNetNumbers {
             for (float& each : x) each = normal(random);
         };
         const int64_t n_tokens = of.n_seqs * of.n_each;
-        fill(qkv, n_tokens * of.channels(), 0, 1);
+        fill(qkv, n_tokens * of.channels(), 0, of.deviation);
         fill(gate, n_tokens * of.n_v * of.head_dim, 0, 1);
         fill(beta, n_tokens * of.n_v * (of.grouped ? 2 : 1), 0, 1);
         fill(alpha, n_tokens * of.n_v, 0, 8);  // beyond where softplus is its argument
@@ -43,7 +44,7 @@ struct DeltaNetNumbers {
         fill(decay, of.n_v, -0.3F, 0.1F);
         fill(decay_bias, of.n_v, -1, 0.5F);
         fill(norm, of.head_dim, 1, 0.1F);
-        fill(conv, int64_t{of.n_slots()} * of.channels() * of.n_before(), 0, 1);
+        fill(conv, int64_t{of.n_slots()} * of.channels() * of.n_before(), 0, of.deviation);
         fill(matrices, int64_t{of.n_slots()} * of.n_v * of.head_dim * of.head_dim, 0, 0.3F);
     }
 };
@@ -83,7 +84,7 @@ inline void delta_net_head(const DeltaNetCase& of, const DeltaNetNumbers& x, int
         for (int part = 0; part < 2; part++) {
             double power = 0;
             for (const double each : rows[part]) power += each * each;
-            for (double& each : rows[part]) each /= std::sqrt(power);
+            for (double& each : rows[part]) each /= std::sqrt(power + 1e-6);
         }
         const size_t token = size_t(s) * of.n_each + t;
         const size_t both = token * 2 * of.n_v + size_t(k_head) * 2 * of_k + v_head % of_k;
@@ -127,7 +128,7 @@ inline void delta_nets() {
     for (const DeltaNetCase& of :
          {DeltaNetCase{128, 2, 6, 4, 1, 1, 1, false}, DeltaNetCase{128, 2, 4, 4, 2, 3, 2, true},
           DeltaNetCase{64, 3, 3, 3, 3, 1, 1, false}, DeltaNetCase{64, 1, 4, 2, 1, 8, 8, true},
-          DeltaNetCase{32, 2, 4, 4, 2, 5, 1, false}}) {
+          DeltaNetCase{32, 2, 4, 4, 2, 5, 1, false}, DeltaNetCase{128, 1, 2, 4, 1, 2, 1, false, 0.002F}}) {
         const DeltaNetNumbers x(of);
         const int64_t n_out = int64_t{of.n_seqs} * of.n_each * of.n_v * of.head_dim;
         DeltaNetResult want{std::vector<double>(static_cast<size_t>(n_out)),

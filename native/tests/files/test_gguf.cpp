@@ -254,6 +254,11 @@ void test_parts() {
                   GgufFile::open(path(3)));
     fs::copy_file(path(1), folder / "alone.gguf");
     CHECK_REFUSED("expected 3 parts, as split.count says", GgufFile::open((folder / "alone.gguf").string()));
+    write(3, sample_file().bytes());  // whole, whatever its name
+    CHECK(GgufFile::open(path(3)).tensors().size() == GgufFile(sample_file().bytes()).tensors().size());
+    write(1, part_bytes("a", 1, 0, 1, 1));
+    CHECK(GgufFile::open(path(1)).tensors().size() == 1);
+    CHECK_REFUSED("got no " + lkv::quoted_path(path(2)), GgufFile::open(path(2)));
     fs::remove_all(folder);
 }
 

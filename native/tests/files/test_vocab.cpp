@@ -32,6 +32,7 @@ struct BpeTokenizer {
     bool add_bos = true;
     uint32_t bos = 0;
     uint32_t eos = 1;
+    std::vector<int32_t> further_ends;
 
     BpeTokenizer() {
         tokens = {"<s>", "<|im_end|>", "Ġ", "Ċ", "th", "the", "Ġthe"};
@@ -54,6 +55,7 @@ struct BpeTokenizer {
             .string("tokenizer.chat_template", "{{ messages }}")
             .value<uint32_t>("latentkv.version", GgufType::u32, 1)
             .tensor("x", {4}, GGML_TYPE_F32);
+        if (!further_ends.empty()) file.array("tokenizer.ggml.eog_token_ids", GgufType::i32, further_ends);
         return file.bytes();
     }
 };
@@ -68,6 +70,9 @@ void test_bpe() {
     CHECK(vocab.n_tokens() == static_cast<int32_t>(tokenizer.tokens.size()));
     CHECK(vocab.bos() == 0 && vocab.eos() == 1 && vocab.nl() == 3 && vocab.add_bos());
     CHECK(vocab.is_eog(1) && !vocab.is_eog(0));
+    BpeTokenizer several;
+    several.further_ends = {0, 5};
+    CHECK(load(several.bytes()).is_eog(0) && load(several.bytes()).is_eog(5) && !load(several.bytes()).is_eog(6));
     CHECK(vocab.chat_template() == "{{ messages }}");
     CHECK(id("Ġthe") == 6 && id("absent") == -1);
 
@@ -137,6 +142,8 @@ void test_refused_vocabularies() {
     refused("libllama loads; got 'Index out of array bounds for toktypes (5 < 100)'",
             [](auto& t) { t.types.resize(5); });
     refused("libllama loads; got 'unknown pre-tokenizer type: 'abc''", [](auto& t) { t.pre = "abc"; });
+    refused("expected a token id from 0 to 99; got 100", [](auto& t) { t.further_ends = {100}; });
+    refused("expected a token id from 0 to 99; got -1", [](auto& t) { t.further_ends = {-1}; });
     refused("add_bos_token is set; got none", [](auto& t) {
         t.tokens.resize(8);  // too few for the default BOS
         t.types.resize(8);

@@ -79,6 +79,7 @@ def _facts(file: dict[str, Any], layers: Sequence[dict[str, Any]]) -> str:
             "chat",
             "template in the file" if file["chat_template"] else "no template in the file (ChatML is used)",
         ),
+        *([("sampling", drawn)] if (drawn := _sampling(file["sampling"])) else []),
         ("cache", _cache_text(file)),
         *([("factors", _factors(file))] if file["latent"] else []),
         *([("exact", kept)] if (kept := _exact(file["regions"])) else []),
@@ -117,6 +118,12 @@ def _shared(layers: Sequence[dict[str, Any]]) -> str:
     """`the last 18 layers read the K and V of earlier ones`"""
     n = sum(layer["rows_of"] != index for index, layer in enumerate(layers))
     return f"the last {n} layers read the K and V of earlier ones" if n else ""
+
+
+def _sampling(recommended: Mapping[str, Any]) -> str:
+    """`temperature 0.6, top_k 20, unless a flag or a request says otherwise`"""
+    told = ", ".join(f"{name} {value:g}" for name, value in recommended.items())
+    return f"{told}, unless a flag or a request says otherwise" if told else ""
 
 
 def _cache_text(file: dict[str, Any]) -> str:

@@ -29,18 +29,17 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
         "--temp",
         dest="temperature",
         type=number(ranges.RealRange(0.0)),
-        default=0.8,
         metavar="X",
-        help="temperature; 0 always takes the most likely token (default: 0.8)",
+        help="temperature; 0 always takes the most likely token (default: the file's, else 0.8)",
     )
     group.add_argument(
-        "--top-k", type=number(ranges.TOP_K), default=40, metavar="N", help="(default: 40, 0 = off)"
+        "--top-k", type=number(ranges.TOP_K), metavar="N", help="(default: the file's, else 40; 0 = off)"
     )
     group.add_argument(
-        "--top-p", type=number(ranges.RATIO), default=0.95, metavar="X", help="(default: 0.95, 1 = off)"
+        "--top-p", type=number(ranges.RATIO), metavar="X", help="(default: the file's, else 0.95; 1 = off)"
     )
     group.add_argument(
-        "--min-p", type=number(ranges.RATIO), default=0.05, metavar="X", help="(default: 0.05, 0 = off)"
+        "--min-p", type=number(ranges.RATIO), metavar="X", help="(default: the file's, else 0.05; 0 = off)"
     )
     group.add_argument(
         "--typical",
@@ -53,16 +52,14 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--repeat-penalty",
         type=number(ranges.RealRange(1e-3)),
-        default=1.0,
         metavar="X",
-        help="(default: 1 = off)",
+        help="(default: the file's, else 1 = off)",
     )
     group.add_argument(
         "--repeat-last-n",
         type=number(ranges.PENALTY_WINDOW),
-        default=64,
         metavar="N",
-        help="tokens that penalties look at (default: 64, -1 = the context)",
+        help="tokens that penalties look at (default: the file's, else 64; -1 = the context)",
     )
     group.add_argument(
         "--frequency-penalty",
@@ -79,23 +76,25 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
         help="(default: 0 = off)",
     )
     group.add_argument(
-        "--mirostat", dest="mirostat_mode", type=int, default=0, choices=[0, 1, 2], help="(default: 0 = off)"
+        "--mirostat",
+        dest="mirostat_mode",
+        type=int,
+        choices=[0, 1, 2],
+        help="(default: the file's, else 0 = off)",
     )
     group.add_argument(
         "--mirostat-lr",
         dest="mirostat_eta",
         type=number(ranges.RealRange(0.0)),
-        default=0.1,
         metavar="X",
-        help="learning rate eta (default: 0.1)",
+        help="learning rate eta (default: the file's, else 0.1)",
     )
     group.add_argument(
         "--mirostat-ent",
         dest="mirostat_tau",
         type=number(ranges.RealRange(0.0)),
-        default=5.0,
         metavar="X",
-        help="target entropy tau (default: 5)",
+        help="target entropy tau (default: the file's, else 5)",
     )
     group.add_argument("--grammar", type=text, metavar="GBNF", help="constrain the answer to this grammar")
     group.add_argument("--grammar-file", metavar="FILE", help="the same, from a file")
@@ -106,10 +105,12 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
 
 
 def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Keywords of create_completion and create_chat_completion; all but the seed."""
+    """Those that the command line gives, as keywords of create_completion and create_chat_completion; all but
+    the seed."""
     from latentkv.sampling.options import NAMES
 
-    given = {name: value for name, value in vars(args).items() if name in NAMES and name != "seed"}
+    given = {name: value for name, value in vars(args).items() if name in NAMES and value is not None}
+    given.pop("seed", None)
     return given | {"grammar": _grammar(args)}
 
 

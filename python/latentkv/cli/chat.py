@@ -39,6 +39,7 @@ def main(argv: Sequence[str]) -> int:
     from latentkv import Llama
     from latentkv.cli._console import Console
     from latentkv.cli._conversation import Conversation
+    from latentkv.sampling.options import SamplingOptions
 
     n_ctx = args.ctx_size
     if n_ctx is None:
@@ -54,6 +55,7 @@ def main(argv: Sequence[str]) -> int:
         chat_template=template,
         **fit.options,
     )
+    sampling.setdefault("temperature", llama.recommended.get("temperature", SamplingOptions.temperature))
     console = Console(color=_COLOR[args.color], quiet=args.quiet)
     if llama.n_ctx() > llama.model.n_ctx_train:
         console.warn(

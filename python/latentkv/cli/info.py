@@ -20,6 +20,7 @@ from latentkv.plan.effect import require_regions
 from latentkv.plan.formats import COMPARED
 from latentkv.plan.master import planned
 from latentkv.plan.options import SessionOptions
+from latentkv.sampling.recommended import recommended
 
 _BUDGETS = ("28%", "17.5%", "14%", "11%", "8.5%")
 _CARDS: tuple[int, ...] = (16, 24)  # GiB of a GPU
@@ -74,6 +75,7 @@ def summary(model: Any, path: str, latent_path: str, formats: list[str], on_gpu:
         "n_ctx_train": model.n_ctx_train,
         "n_vocab": model.n_vocab,
         "chat_template": model.chat_template is not None,
+        "sampling": recommended(metadata),
         "recipe": metadata.get("latentkv.source.recipe"),
         "latent": not model.is_plain,
         "master": model.master is not None,

@@ -100,6 +100,7 @@ def _serving(args: argparse.Namespace) -> Serving:
     from latentkv.plan.master import planned
     from latentkv.sampling.grammar import LlamaGrammar
     from latentkv.sampling.options import SamplingOptions
+    from latentkv.sampling.recommended import recommended
     from latentkv.server.about import about
     from latentkv.server.serving import Serving
 
@@ -116,8 +117,10 @@ def _serving(args: argparse.Namespace) -> Serving:
         require_all_tokens("--context-shift", session)
     sink = cache.sink if cache.sink >= 0 else model.regions["sink"]
     template = template_of(model, None, options.template(args))
-    sampling = sampling_options(args)
-    defaults = SamplingOptions(**sampling, penalty_last_n=args.repeat_last_n, seed=args.seed)
+    drawn = recommended(model.metadata) | sampling_options(args) | {"seed": args.seed}
+    if args.repeat_last_n is not None:
+        drawn["penalty_last_n"] = args.repeat_last_n
+    defaults = SamplingOptions(**drawn)
     scheduler = Scheduler(
         model,
         session,

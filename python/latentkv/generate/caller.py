@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from latentkv.chat.template import ChatTemplate
 from latentkv.sampling.speculative import DraftModel
@@ -19,6 +19,7 @@ class Caller(Protocol):
     evaluator: Evaluator
     model_path: str
     last_n_tokens_size: int  # tokens that penalties see, where a call does not say
+    recommended: Mapping[str, Any]  # sampling options, where a call does not say
     draft_model: DraftModel | None
     spm_infill: bool
 

@@ -83,8 +83,8 @@ class SamplingOptions(ServerOptions):
     def of_call(cls, call: str, given: Mapping[str, Any], defaults: Defaults) -> SamplingOptions:
         """From a call of Llama's. given: its arguments by name, of which those that are no sampling options
         are left alone. `server` among them holds ServerOptions and `repeat_last_n`, llama.cpp's name for
-        penalty_last_n; in it and in dry_penalty_last_n -1 stands for the context. None stands for the
-        default that the call has.
+        penalty_last_n; in it and in dry_penalty_last_n -1 stands for the context. None stands for what the
+        file recommends, else for the default that the call has.
 
         Raises:
             LatentKVError: a value out of its range.
@@ -99,8 +99,9 @@ class SamplingOptions(ServerOptions):
         for name in server:
             if name not in SERVER_OPTIONS:
                 raise TypeError(f"{call}() got an unexpected keyword argument {name!r}")
-        options = {name: given[name] for name in NAMES if name in given} | server
-        options["temperature"] = given["temp"] if "temp" in given else given["temperature"]
+        drawn = {"temperature": given.get("temp"), **given}
+        asked = {name: drawn[name] for name in NAMES if drawn.get(name) is not None}
+        options = _CALLS.get(call, {}) | defaults.recommended | asked | server
         options["seed"] = defaults.seed if given["seed"] is None else given["seed"]
         options["logit_bias"] = token_bias(given.get("logit_bias"))
         options["grammar"] = LlamaGrammar.of(given.get("grammar"))
@@ -127,6 +128,7 @@ class SamplingOptions(ServerOptions):
         return _core.Sampler(model, matcher=matcher, **native)
 
 
+_CALLS = {"create_chat_completion": {"temperature": 0.2}}  # llama-cpp-python's defaults, where they differ
 _WINDOWS = ("penalty_last_n", "dry_penalty_last_n")  # tokens that a penalty looks at
 NAMES = tuple(each.name for each in fields(SamplingOptions))
 SERVER_OPTIONS = tuple(each.name for each in fields(ServerOptions))
@@ -141,6 +143,7 @@ class Defaults(Protocol):
     """What a call of Llama's falls back on."""
 
     last_n_tokens_size: int
+    recommended: Mapping[str, Any]
 
     @property
     def seed(self) -> int: ...

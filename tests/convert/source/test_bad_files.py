@@ -66,7 +66,18 @@ def sidecar(source: Path, folder: Path) -> Path:
     return path
 
 
+def not_causal(source: Path, folder: Path) -> Path:
+    """An embedding model, whose tokens see those behind them."""
+    return rewritten(source, folder / "bad.gguf", keys={"llama.attention.causal": False})
+
+
 CASES = [
+    (
+        "llama",
+        not_causal,
+        "[bad.gguf] expected attention.causal True; got False",
+        "[llama.attention.causal] expected true: tokens see those before them; got false",
+    ),
     ("llama", without("tokenizer.ggml.model"), "expected a vocabulary (tokenizer.ggml.model); got none", ""),
     ("llama", strange, "; got plamo", "; got 'plamo'"),
     ("llama", cut(0.0), "expected a GGUF; got an empty file", "expected a GGUF; got an empty file"),

@@ -318,7 +318,10 @@ def test_the_text_part_of_a_model_that_sees_pictures(tiny: Tiny, tmp_path: Path)
             "vocab_size_per_layer_input 320; got 9",
         ),
         ({"attention_bias": True}, "attention_bias False; got True"),
-        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention None or vision; got all"),
+        (
+            {"use_bidirectional_attention": "all"},
+            "use_bidirectional_attention None or False or vision; got all",
+        ),
         (
             {"num_global_key_value_heads": 3},
             "layer 1 with a divisor of 4 KV heads of an even width; got 3 of 64",

@@ -12,6 +12,8 @@ from both import core, session, token_ids
 from gguf_files import plain, rewritten
 
 from conftest import Tiny
+from latentkv_convert.cli import main
+from latentkv_convert.source.gguf_file import GgufFile
 
 
 @pytest.fixture
@@ -56,3 +58,17 @@ def test_what_is_not_a_whole_set_is_refused_in_one_line(parts: list[Path]) -> No
     alone.write_bytes(bytes_of[0])
     wanted = f"expected {n} parts, as split.count says, NAME-00001-of-0000{n}.gguf and so on; got 1 in '"
     assert refusal(alone).startswith(f"error: [gguf] {wanted}")
+
+
+@pytest.mark.parametrize(
+    "name", ["whole-00001-of-00002.gguf", "whole-00002-of-00003.gguf", "whole-00001-of-00001.gguf"]
+)
+def test_a_whole_file_with_the_name_of_a_part(name: str, tiny: Tiny, tmp_path: Path) -> None:
+    """Whether it says that it is one part, or nothing; converted, and run."""
+    whole = plain(tiny(), tmp_path / "whole.gguf")
+    for keys in ({}, {"split.count": 1}, {"split.count": 0}):
+        renamed = rewritten(whole, tmp_path / "made.gguf", keys=keys).rename(tmp_path / name)
+        assert core.Model(str(renamed)).n_params == core.Model(str(whole)).n_params
+        out = tmp_path / "out.gguf"
+        assert main([str(renamed), "-o", str(out), "--method", "none"]) == 0
+        assert "split.count" not in GgufFile(out).values

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from both import core
+from gguf_files import plain
 
 from conftest import TEXT, keys
 from latentkv_convert.cli import main
@@ -91,22 +93,113 @@ def test_user_defined_tokens_are_not_control(tiny: Tiny) -> None:
     assert found["tokenizer.ggml.token_type"][320] == USER_DEFINED
 
 
-def test_an_end_token_that_is_not_special(tiny: Tiny) -> None:
-    """Only this key tells readers that a turn ends there."""
-    directory = tiny()
+def with_ends(directory: Path, n: int) -> None:
+    """Adds tokens 320, 321 … of names that no reader knows, every second of them special."""
     path = directory / "tokenizer.json"
     content = json.loads(path.read_text(encoding="utf-8"))
-    ends = [
-        content["added_tokens"][0] | {"id": 320 + i, "content": f"</{i}>", "special": i == 0} for i in (0, 1)
+    first = content["added_tokens"][0]
+    content["added_tokens"] += [
+        first | {"id": 320 + i, "content": f"</{i}>", "special": i % 2 == 0} for i in range(n)
     ]
-    content["added_tokens"] += ends
     path.write_text(json.dumps(content), encoding="utf-8")
-    found = tokenizer.keys(directory, {"eos_token_id": [1, 320]}, 322)
-    assert "tokenizer.ggml.eot_token_id" not in found
-    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 320, 321]}))
-    found = tokenizer.keys(directory, {}, 322)
-    assert (found["tokenizer.ggml.eos_token_id"], found["tokenizer.ggml.eot_token_id"]) == (1, 321)
-    assert found["tokenizer.ggml.token_type"][321] == CONTROL
+
+
+END, TURN, MESSAGE, OTHERS = (
+    f"tokenizer.ggml.{name}" for name in ("eos_token_id", "eot_token_id", "eom_token_id", "eog_token_ids")
+)
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "found"),
+    [
+        ({"eos_token_id": [1, 320]}, {}, {END: 1, TURN: 320}),
+        ({"eos_token_id": [321, 1, 320]}, {}, {END: 1, TURN: 321, MESSAGE: 320}),
+        (
+            {"eos_token_id": [1, 320, 321, 322, 323]},
+            {},
+            {END: 1, TURN: 320, MESSAGE: 321, OTHERS: [322, 323]},
+        ),
+        ({"eos_token_id": 320}, {"eos_token_id": [1, 321]}, {END: 1, TURN: 320}),  # transformers' own order
+        ({}, {"eos_token_id": [1, 321]}, {END: 1, TURN: 321}),
+        ({"eos_token_id": None}, {"eos_token_id": [320, 320]}, {END: 1, TURN: 320}),
+        ({"eos_token_id": [1, -1, 999, True]}, {}, {END: 1}),
+    ],
+    ids=str,
+)
+def test_every_end_of_an_answer(
+    generation: dict[str, Any], config: dict[str, Any], found: dict[str, Any], tiny: Tiny
+) -> None:
+    """The tokenizer's own is EOS; the others have libllama's keys, and ours beyond these."""
+    directory = tiny()
+    with_ends(directory, 4)
+    (directory / "generation_config.json").write_text(json.dumps(generation))
+    keys = tokenizer.keys(directory, config, 324)
+    assert {name: keys[name] for name in (END, TURN, MESSAGE, OTHERS) if name in keys} == found
+    ends = [found[END], found.get(TURN, 1), found.get(MESSAGE, 1), *found.get(OTHERS, [])]
+    assert {keys["tokenizer.ggml.token_type"][token] for token in ends} == {CONTROL}
+
+
+MAKERS = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.0, "repetition_penalty": 1.1}
+
+
+@pytest.mark.parametrize(
+    ("generation", "found"),
+    [
+        ({}, {}),
+        ({"temperature": None, "max_length": 20, "pad_token_id": 3}, {}),
+        (
+            MAKERS | {"do_sample": True},
+            {
+                "temp": 0.6,
+                "top_k": 20,
+                "top_p": 0.95,
+                "min_p": 0.0,
+                "penalty_repeat": 1.1,
+                "penalty_last_n": -1,
+            },
+        ),
+        ({"repetition_penalty": 1.0, "temperature": 1}, {"penalty_repeat": 1.0, "temp": 1.0}),
+        ({"do_sample": False, "temperature": 0.7, "top_k": 50}, {"temp": 0.0, "top_k": 50}),
+        ({"temperature": 0.0}, {"temp": 0.0}),
+    ],
+    ids=str,
+)
+def test_sampling_that_the_makers_recommend(
+    generation: dict[str, Any], found: dict[str, Any], tiny: Tiny
+) -> None:
+    directory = tiny()
+    (directory / "generation_config.json").write_text(json.dumps(generation))
+    made = tokenizer.keys(directory, {}, 320)
+    prefix = "general.sampling."
+    assert {n.removeprefix(prefix): v for n, v in made.items() if n.startswith(prefix)} == found
+
+
+@pytest.mark.parametrize(
+    ("generation", "message"),
+    [
+        ({"top_p": 1.5}, "top_p] expected a number from 0 to 1; got 1.5"),
+        ({"temperature": "warm"}, "temperature] expected a finite number of at least 0; got warm"),
+        ({"top_k": True}, "top_k] expected 1 … 2147483647, or 0 (off), or -1 (off); got True"),
+        ({"repetition_penalty": 0}, "repetition_penalty] expected a finite number of at least 0.001; got 0"),
+    ],
+    ids=str,
+)
+def test_sampling_that_nobody_takes(
+    generation: dict[str, Any], message: str, tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = tiny()
+    (directory / "generation_config.json").write_text(json.dumps(generation))
+    assert main([str(directory), "-o", str(tmp_path / "out.gguf"), "--method", "none"]) == 2
+    assert f"error: [generation_config.json: {message}" in capsys.readouterr().err
+
+
+def test_the_runtime_stops_at_every_end(tiny: Tiny, tmp_path: Path) -> None:
+    directory = tiny(vocab_size=324)
+    with_ends(directory, 4)
+    ends = [1, 320, 321, 323]
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    model = core.Model(str(plain(directory, tmp_path / "plain.gguf")))
+    assert [token for token in range(324) if model.is_eog(token)] == ends
 
 
 @pytest.mark.parametrize(

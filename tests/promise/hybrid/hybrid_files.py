@@ -41,8 +41,9 @@ class Hybrid:
 def write(
     path: Path, architecture: str = "qwen35", n_layer: int = 4, seed: int = 0, **changes: Any
 ) -> Hybrid:
-    """changes: keys of the file by name, or None to leave one out; with a `blk.…` name a tensor, likewise."""
-    model = random_model(architecture, n_layer, seed)
+    """changes: `given` has keys of the file by name, or None to leave one out; with a `blk.…` name a tensor,
+    likewise. `deviation`: of all matrices' numbers."""
+    model = random_model(architecture, n_layer, seed, changes.pop("deviation", None))
     keys = stock_keys(architecture, n_layer)
     tensors = stock_tensors(architecture, model)
     for name, value in changes.pop("given", {}).items():
@@ -55,7 +56,7 @@ def write(
     return Hybrid(path, model)
 
 
-def random_model(architecture: str, n_layer: int, seed: int) -> Any:
+def random_model(architecture: str, n_layer: int, seed: int, deviation: float | None = None) -> Any:
     import torch
     import transformers
 
@@ -94,9 +95,9 @@ def random_model(architecture: str, n_layer: int, seed: int) -> Any:
             if name.endswith("norm.weight"):
                 weight.normal_(1.0 if "linear_attn" in name else 0.0, 0.1)
             elif weight.ndim > 1 and "conv1d" not in name:
-                weight.normal_(0.0, 1.5 / weight.shape[-1] ** 0.5)
+                weight.normal_(0.0, deviation or 1.5 / weight.shape[-1] ** 0.5)
             elif "conv1d" in name:
-                weight.normal_(0.0, 0.7)
+                weight.normal_(0.0, deviation or 0.7)
             elif name.endswith("dt_bias"):
                 weight.normal_(-3.0, 1.0)
     return model.eval().float()

@@ -42,6 +42,15 @@ def test_a_stock_file_equals_transformers(opened: Any, expected: Logits) -> None
     assert distance(got, expected) > 1e-4
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES[:3])
+def test_queries_and_keys_that_are_short(architecture: str, tmp_path: Path) -> None:
+    """With weights as small as a model begins with, what is added to a squared length counts."""
+    pytest.importorskip("torch")
+    hybrid = write(tmp_path / "small.gguf", architecture, deviation=0.02)
+    got = exact(model(hybrid.path)).decode(IDS[:N], output="all")
+    assert distance(got, hybrid.logits(IDS[:N])) < 1e-5
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("n_ubatch", [7, 64])
 def test_a_prompt_in_pieces(opened: Any, expected: Logits, n_ubatch: int, threads: int) -> None:

@@ -52,6 +52,33 @@ def test_without_the_default_quantization_the_first_file_is_taken() -> None:
 
 
 @pytest.mark.parametrize(
+    ("quant", "files", "found"),
+    [
+        ("Q8_0", ["MTP/a-Q8_0.gguf", "a-Q8_0.gguf"], "a-Q8_0.gguf"),
+        ("", ["MTP/a-Q8_0-MTP.gguf", "a-UD-Q4_K_XL.gguf", "mmproj-F16.gguf"], "a-UD-Q4_K_XL.gguf"),
+        ("", ["mtp-a-q4_k_m.gguf", "a-q4_k_m.gguf"], "a-q4_k_m.gguf"),
+        ("", ["a-Q4_K_M-MTP.gguf", "b-Q4_K_M.gguf"], "b-Q4_K_M.gguf"),
+        ("", ["a-MTP-Q4_K_M.gguf"], "a-MTP-Q4_K_M.gguf"),  # a whole model that has such layers
+        ("", ["gguf/drafter/a-Q4_K_M.gguf", "gguf/a-Q4_K_M.gguf"], "gguf/a-Q4_K_M.gguf"),
+        ("Q8_0", ["a-draft-Q8_0.gguf", "a-eagle3-Q8_0.gguf", "b-Q8_0.gguf"], "b-Q8_0.gguf"),
+        ("", ["eagle3-a.gguf", "z.gguf"], "z.gguf"),
+        ("", ["a-Q4_K_M.imatrix.gguf", "imatrix/a-Q4_K_M.gguf", "b-Q4_K_M.gguf"], "b-Q4_K_M.gguf"),
+        ("", ["Draftsman-7B-Q4_K_M.gguf", "mtpx-Q4_K_M.gguf"], "Draftsman-7B-Q4_K_M.gguf"),
+    ],
+)
+def test_what_stands_beside_a_model_is_not_the_model(quant: str, files: list[str], found: str) -> None:
+    assert hub.choose(files, "a/b", quant) == [found]
+
+
+def test_a_repository_of_nothing_else() -> None:
+    with pytest.raises(
+        LatentKVError, match=r"expected a GGUF in a/b; got only mtp-a-Q4_K_M\.gguf, mmproj-a\.gguf"
+    ):
+        hub.choose(["mtp-a-Q4_K_M.gguf", "mmproj-a.gguf"], "a/b")
+    assert hub.choose(["mtp-a.gguf", "b.gguf"], "a/b", pattern="mtp-*") == ["mtp-a.gguf"]
+
+
+@pytest.mark.parametrize(
     ("files", "quant", "pattern", "message"),
     [
         (FILES, "Q4_K", "", r"\[-hf\] expected a GGUF Q4_K in a/b; got model-IQ1_S\.gguf, "),

@@ -3,8 +3,12 @@ null as if it was left out."""
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 ASK = [{"role": "user", "content": "Numbers?"}]
@@ -297,3 +301,20 @@ def test_an_effort_is_the_templates_to_read() -> None:
     assert message(thinking={"type": "disabled"}) == {"enable_thinking": False}
     assert message(thinking={"type": "enabled", "budget_tokens": 9}) == {"enable_thinking": True}
     assert message(output_config={"effort": "max"}) == {"reasoning_effort": "max"}
+
+
+def test_what_a_file_recommends_is_the_default(
+    serve: Any, converted: Any, demo: Path, tmp_path: Path
+) -> None:
+    """Of what neither a flag nor a request says."""
+    folder = tmp_path / "demo"
+    shutil.copytree(demo, folder)
+    makers = {"temperature": 0.25, "top_k": 7, "min_p": 0.125, "repetition_penalty": 1.25}
+    (folder / "generation_config.json").write_text(json.dumps(makers))
+    with serve(converted("--method", "none", source=folder), "-c", "256", "--top-k", "9") as address:
+        drawn = httpx.get(f"{address}/props").json()["default_generation_settings"]["params"]
+        assert (drawn["temperature"], drawn["min_p"], drawn["repeat_penalty"]) == (0.25, 0.125, 1.25)
+        assert (drawn["top_k"], drawn["top_p"], drawn["repeat_last_n"]) == (9, 0.95, -1)
+        body = {"prompt": "a", "n_predict": 1, "temperature": 0.5}
+        said = httpx.post(f"{address}/completion", json=body).json()["generation_settings"]
+        assert (said["temperature"], said["min_p"], said["top_k"]) == (0.5, 0.125, 9)

@@ -24,6 +24,7 @@ CLIP = (0.0, 1e6)
 SCALE = (1e-6, 1e6)
 SOFTCAP = (0.0, 1e6)
 WINDOW = (0, 1 << 30)
+SAMPLING, SAMPLING_PREFIX = ranges.SAMPLING, ranges.SAMPLING_PREFIX
 
 # Field of config.json, under each name that an architecture here reads it by -> lowest and highest value.
 _WHOLE = {
@@ -97,6 +98,18 @@ def number(where: str, name: str, value: Any, low: float, high: float) -> float:
     if not _is_number(value) or not low <= value <= high:
         raise ConvertError(where, f"{name} from {low:g} to {high:g}", _shown(value))
     return float(value)
+
+
+def recommended(where: str, name: str, value: Any) -> float | int:
+    """The value of a key of SAMPLING.
+
+    Raises:
+        ConvertError: none that its option takes.
+    """
+    try:
+        return ranges.recommended(where, name, value)
+    except ValueError:
+        raise ConvertError(where, str(SAMPLING[name][1]), _shown(value)) from None
 
 
 def _is_number(value: Any) -> bool:

@@ -44,6 +44,7 @@ class Report:
     added_weight_bytes: int  # tensors beyond those with full K and V; below 0 where weights shrink
     recovery: Recovery | None = None
     centred: Mapping[str, Sequence[int]] = field(default_factory=dict)  # side -> layers
+    note: str = ""  # the source's
 
     @property
     def keep(self) -> float:
@@ -120,6 +121,7 @@ class Report:
             "outtype": self.outtype,
             "factor_type": self.factor_type,
             "architecture": self.spec.gguf_arch,
+            "note": self.note,
             "keep": self.keep,
             "calibration_tokens": self.calibration_tokens,
             "file_bytes": self.file_bytes,
@@ -239,6 +241,7 @@ def finish(
         added,
         recovery,
         centred,
+        work.source.note,
     )
     with replacing(recipe.report) as partial:
         partial.write_text(json.dumps(report.as_dict(), indent=2) + "\n", encoding="utf-8")

@@ -1,6 +1,7 @@
 #include "graph/recurrent/delta_net.h"
 
 #include <array>
+#include <cmath>
 
 #include "graph/recurrent/state_tensors.h"
 #include "ops/delta_net.h"
@@ -62,7 +63,9 @@ ggml_tensor* DeltaNetBranch::heads(ggml_tensor* qkv, int64_t first, int64_t n_he
 ggml_tensor* DeltaNetBranch::unit_heads(ggml_tensor* qkv, int64_t first, const DeltaNetWeights& w) const {
     const int64_t n_k = sizes_.n_k_heads;
     const int64_t of_k = sizes_.n_v_heads / n_k;
-    ggml_tensor* const x = ggml_l2_norm(ctx_, heads(qkv, first, n_k), h_.norm_eps);
+    const auto hd = static_cast<float>(sizes_.head_dim);
+    ggml_tensor* const even = ggml_rms_norm(ctx_, heads(qkv, first, n_k), delta_net_length_eps / hd);
+    ggml_tensor* const x = ggml_scale(ctx_, even, 1.0f / std::sqrt(hd));
     if (w.beta_alpha == nullptr || of_k == 1) return x;
     // the op gives V head h the K head h modulo n_k; here V heads of one K head follow each other
     ggml_tensor* const flat = ggml_reshape_3d(ctx_, x, sizes_.head_dim, 1, n_k * n_each_ * n_seqs_);

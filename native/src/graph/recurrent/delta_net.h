@@ -29,7 +29,7 @@ private:
     Gates gates(ggml_tensor* x, const DeltaNetWeights& w) const;
     // Heads of what is convolved, [head_dim, n_heads, n_each, n_seqs]; first: their first channel
     ggml_tensor* heads(ggml_tensor* qkv, int64_t first, int64_t n_heads) const;
-    // Keys or queries: of unit length, as many heads as the recurrence wants.
+    // Keys or queries: of unit length where they are not tiny, as many heads as the recurrence wants.
     ggml_tensor* unit_heads(ggml_tensor* qkv, int64_t first, const DeltaNetWeights& w) const;
     // [head_dim, n_v_heads, n_each, n_seqs]
     ggml_tensor* recur(ggml_tensor* qkv, const Gates& gates, const DeltaNetWeights& w, int il);

@@ -12,9 +12,10 @@ from latentkv.console.reading import read_text
 from ..compute import floats
 from ..errors import ConvertError
 from ..ir import F32
-from . import fingerprint, fp8
+from . import fingerprint
+from .layouts import fp8
+from .layouts.torch_file import TorchFile
 from .safetensors_file import SafetensorsFile
-from .torch_file import TorchFile
 
 
 def read_json(path: Path) -> Any:
@@ -55,12 +56,14 @@ class Checkpoint:
                     raise ConvertError(index.name, "a weight_map", "none")
                 if not all(isinstance(file, str) for file in where.values()):
                     raise ConvertError(index.name, "a weight_map of tensors' and files' names", "others")
+                all_held: dict[str, str] = {}
                 for file in sorted(set(where.values())):
                     held = self._names(self._shard(file))
                     missing = [name for name, at in where.items() if at == file and name not in held]
                     if missing:
                         raise ConvertError(file, f"the tensor {missing[0]} that the index promises", "none")
-                return where
+                    all_held |= dict.fromkeys(held, file)
+                return all_held | where
             if (self.directory / stem).is_file():
                 return {name: stem for name in self._names(self._shard(stem))}
         raise ConvertError(
@@ -81,15 +84,15 @@ class Checkpoint:
         return set(self._files[path.name].names())
 
     def __contains__(self, name: str) -> bool:
-        return self._resolve(name) is not None
+        return self.stored(name) is not None
 
-    def count(self, *prefixes: str) -> int:
-        """The number of tensors whose names begin so."""
-        return sum(name.startswith(prefixes) for name in self._where)
+    def names(self) -> list[str]:
+        return sorted(self._where)
 
-    def _resolve(self, name: str) -> str | None:
-        """Base-model checkpoints lack the leading `model.` or `transformer.`: look for the name without
-        it. Older ones that see pictures hold a whole text model, as `language_model` or beside what sees."""
+    def stored(self, name: str) -> str | None:
+        """The name that a tensor has here, if it is here. Base-model checkpoints lack the leading `model.` or
+        `transformer.`: look for the name without it. Older ones that see pictures hold a whole text model, as
+        `language_model` or beside what sees."""
         older = name.replace("model.language_model.", "model.")
         for candidate in (name, name.partition(".")[2], f"language_model.{older}", older):
             if candidate in self._where:
@@ -97,7 +100,7 @@ class Checkpoint:
         return None
 
     def _found(self, name: str) -> str:
-        found = self._resolve(name)
+        found = self.stored(name)
         if found is None:
             raise ConvertError("checkpoint", f"a tensor {name}", f"none among {len(self._where)} tensors")
         return found

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..errors import ConvertError
 from ..ir import F32, SIDES, ModelSpec, TensorRole
-from . import archs, recurrent
+from . import archs, recurrent, unread
 from .archs import mla
 from .checkpoint import Checkpoint
 from .source import Stored
@@ -55,6 +55,26 @@ class CheckpointSource:
         self._check_recurrent()
         self._check_mla()
         self._check_up()
+        self.note = unread.note(
+            self.checkpoint, self.spec, archs.text_part(self.checkpoint.config), self._read()
+        )
+
+    def _read(self) -> set[str]:
+        """Names of the checkpoint's tensors that roles are read from."""
+        names = [
+            f"{self.spec.layers}.{at}.{of}"
+            for of in self.spec.layer_numbers.values()
+            for at in range(self.spec.n_layer)
+        ]
+        roles: list[tuple[str, int | None]] = [(role.target, None) for role in self.spec.global_tensors]
+        for layer in range(self.spec.n_layer):
+            roles += [(role.target, layer) for role in self.spec.tensors_of(layer)]
+            if self.spec.makes_rows(layer):
+                sides = SIDES[: 1 if self.spec.at(layer).value_of_key else 2]
+                roles += [(f"attn_{side}.{leaf}", layer) for side in sides for leaf in ("weight", "bias")]
+        places = [place for role, layer in roles if (place := self._place(role, layer)) is not None]
+        names += [name for place in places for name in place.names]
+        return {stored for name in names if (stored := self.checkpoint.stored(name)) is not None}
 
     @cached_property
     def _global(self) -> Mapping[str, TensorRole]:
@@ -190,11 +210,6 @@ class CheckpointSource:
 
     def stored(self, role: str, layer: int | None = None) -> Stored | None:
         return None
-
-    @property
-    def note(self) -> str:
-        n = self.checkpoint.count("mtp.", "model.mtp.")
-        return f"{n} tensors of multi-token prediction (mtp.*) are left out" if n else ""
 
     def keys(self) -> Mapping[str, Any]:
         keys: dict[str, Any] = {

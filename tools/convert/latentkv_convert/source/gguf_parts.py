@@ -1,4 +1,5 @@
-"""A GGUF as one file, or as the parts `NAME-00001-of-0000N.gguf`, … that llama.cpp splits it into."""
+"""A GGUF as one file, or as the parts `NAME-00001-of-0000N.gguf`, … that llama.cpp splits it into. A file
+without split.count is whole, whatever its name."""
 
 from __future__ import annotations
 
@@ -21,6 +22,23 @@ def paths(path: Path) -> list[Path]:
     return [path.with_name(f"{stem}-{i:05}-of-{match[3]}.gguf") for i in range(1, count + 1)]
 
 
+def _files(path: Path) -> list[GgufFile]:
+    parts = paths(path)
+    named = GgufFile(path) if len(parts) == 1 or path.is_file() else None
+    if named is not None and _count(named) == 1:
+        return [named]
+    for part in parts:
+        if not part.is_file():
+            raise ConvertError("source", f"all {len(parts)} parts of {path.name}", f"no {part.name}")
+    return [GgufFile(part) for part in parts]
+
+
+def _count(file: GgufFile) -> int:
+    """Of parts, as the file says."""
+    count = file.values.get("split.count")
+    return 1 if count is None or not isinstance(count.data, int) else max(1, count.data)
+
+
 class GgufParts:
     """Keys of the first file, tensors of all.
 
@@ -29,11 +47,7 @@ class GgufParts:
     """
 
     def __init__(self, path: Path) -> None:
-        parts = paths(path)
-        for part in parts:
-            if not part.is_file():
-                raise ConvertError("source", f"all {len(parts)} parts of {path.name}", f"no {part.name}")
-        self.files = [GgufFile(part) for part in parts]
+        self.files = _files(path)
         self.values: dict[str, Value] = self.files[0].values
         self._check_counts()
         self._owner: dict[str, GgufFile] = {}
@@ -48,8 +62,7 @@ class GgufParts:
 
     def _check_counts(self) -> None:
         for number, file in enumerate(self.files):
-            count, no = (file.values.get(f"split.{name}") for name in ("count", "no"))
-            said = 1 if count is None or count.data == 0 else count.data
+            said, no = _count(file), file.values.get("split.no")
             if said != len(self.files):
                 expected = f"{said} files, as split.count says, NAME-00001-of-{said:05}.gguf and so on"
                 raise ConvertError(file.path.name, expected, str(len(self.files)))

@@ -126,8 +126,8 @@ __global__ void __launch_bounds__(threads) delta_net_kernel(const __grid_constan
         }
         float learned[columns] = {};
         sum_over_warp(squares);
-        const float q_scale = scale * rsqrtf(fmaxf(squares[0], p.norm_eps * p.norm_eps));
-        const float k_scale = rsqrtf(fmaxf(squares[1], p.norm_eps * p.norm_eps));
+        const float q_scale = scale * rsqrtf(squares[0] + delta_net_length_eps);
+        const float k_scale = rsqrtf(squares[1] + delta_net_length_eps);
 #pragma unroll
         for (int r = 0; r < rows; r++) {
             q[r] *= q_scale;

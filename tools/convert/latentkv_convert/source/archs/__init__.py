@@ -103,6 +103,8 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     model_type = str(config["model_type"])
     module, text = _module(name_of(model_type)), text_part(config)
     limits.check_config(text)
+    require(text, "is_causal", None, None, True)
+    require(text, "use_bidirectional_attention", None, None, False, "vision")  # of pictures alone
     try:
         spec: ModelSpec = module.model_spec(text)
     except KeyError as error:

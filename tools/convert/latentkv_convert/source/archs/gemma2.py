@@ -32,7 +32,6 @@ _WIDE_LAYERS = 46  # the 27B model's, whose scores are scaled by another width t
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     require(config, "attention_bias", False, False)
-    require(config, "use_bidirectional_attention", False, False, None)
     stock = {"head_dim": 256, "num_key_value_heads": 4, "rms_norm_eps": 1e-6, "tie_word_embeddings": True}
     activation = config.get("hidden_activation", "gelu_pytorch_tanh")
     spec = llama.model_spec(stock | dict(config) | {"mlp_bias": False, "hidden_act": activation})

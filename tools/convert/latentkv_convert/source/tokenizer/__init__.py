@@ -1,4 +1,5 @@
-"""`tokenizer.*` keys from a checkpoint's tokenizer files, for libllama's families.
+"""`tokenizer.*` keys from a checkpoint's tokenizer files, for libllama's families, and what its
+generation_config.json says.
 
 byte-level BPE -> "gpt2", SentencePiece BPE -> "llama", unigram -> "t5", Gemma 4's BPE -> "gemma4". Each is a
 module with `read(files, n_vocab) -> Vocabulary`.
@@ -10,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConvertError
-from . import bpe, gemma4, sentencepiece, special, unigram
+from . import bpe, gemma4, generation, sentencepiece, special, unigram
 from .files import CONTROL, TokenizerFiles
 
 
 def keys(directory: Path, config: dict[str, Any], n_vocab: int, pre: str | None = None) -> dict[str, Any]:
-    """All `tokenizer.*` keys of the file.
+    """All `tokenizer.*` and `general.sampling.*` keys of the file.
 
     Args:
         directory: the checkpoint.
@@ -24,7 +25,8 @@ def keys(directory: Path, config: dict[str, Any], n_vocab: int, pre: str | None 
         pre: `tokenizer.ggml.pre`, overriding what the tokenizer's own split rules say.
 
     Raises:
-        ConvertError: no tokenizer, one of another family, or split rules libllama does not know.
+        ConvertError: no tokenizer, one of another family, split rules libllama does not know, or a sampling
+            option that no reader takes.
     """
     try:
         return _keys(TokenizerFiles(directory, config), n_vocab, pre)
@@ -43,11 +45,10 @@ def _keys(files: TokenizerFiles, n_vocab: int, pre: str | None) -> dict[str, Any
         vocabulary = sentencepiece.read(files, n_vocab)
     else:
         vocabulary = unigram.read(files, n_vocab)
-    turn_end = special.turn_end(files, n_vocab)
-    if turn_end is None:
-        return vocabulary.keys() | special.keys(files, family, n_vocab)
-    vocabulary.types[turn_end] = CONTROL
-    return vocabulary.keys() | special.keys(files, family, n_vocab) | {special.TURN_END: turn_end}
+    for token in generation.ends(files, n_vocab):
+        if token in files.added:  # whether or not the checkpoint calls it special
+            vocabulary.types[token] = CONTROL
+    return vocabulary.keys() | special.keys(files, family, n_vocab) | generation.keys(files, n_vocab)
 
 
 def _family(files: TokenizerFiles) -> str:

@@ -22,21 +22,6 @@ _KINDS = {
 }
 
 
-TURN_END = "tokenizer.ggml.eot_token_id"
-
-
-def turn_end(files: TokenizerFiles, n_vocab: int) -> int | None:
-    """The end token of a list of several that is an added token but not a special one: readers know it as an
-    end by this key alone."""
-    for source in (files.generation, files.config):
-        ends = source.get("eos_token_id")
-        for token in ends if isinstance(ends, list) else ():
-            known = isinstance(token, int) and not isinstance(token, bool) and 0 <= token < n_vocab
-            if known and not files.added.get(token, ("", True))[1]:
-                return int(token)
-    return None
-
-
 def keys(files: TokenizerFiles, family: str, n_vocab: int) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for kind, name in _KINDS.items():

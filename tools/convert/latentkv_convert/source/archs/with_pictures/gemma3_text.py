@@ -61,7 +61,6 @@ NORMS = {  # what each of a layer's norms is called
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     require(config, "attention_bias", False, False)
     require(config, "attn_logit_softcapping", None, None)
-    require(config, "use_bidirectional_attention", False, False, None)
     ropes = _ropes(config)
     config = _OF_PICTURES | dict(config) if "text_config" in config else config
     stock = {"head_dim": 256, "num_key_value_heads": 4, "rms_norm_eps": 1e-6, "tie_word_embeddings": True}

@@ -79,7 +79,6 @@ _GLOBAL = {"head_dim": ("global_head_dim", 512), "num_key_value_heads": ("num_gl
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     require(config, "attention_bias", False, False)
-    require(config, "use_bidirectional_attention", None, None, "vision")  # of pictures alone
     if "unified" in str(config.get("declared_type", config["model_type"])):  # the 12B model
         config = {"hidden_size_per_layer_input": 0, "sliding_window": 1024, **config}
     n_layer = int(config["num_hidden_layers"])

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ConvertError, need
-from ..ir import F32
+from ...errors import ConvertError, need
+from ...ir import F32
 
 
 class TorchFile:

@@ -13,16 +13,18 @@ of the cache are left out: nothing here computes in FP8.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
 
-from ..compute import floats
-from ..errors import ConvertError
-from ..ir import F32
+from ...compute import floats
+from ...errors import ConvertError
+from ...ir import F32
 
 _ENDS = ("_scale_inv", "_scale")
+_UNUSED = re.compile(r"\.(input|activation|output|prob_output|kv_cache|[qkv])_scale(_inv|_ub)?$")
 _EXPECTED = "a checkpoint in floating point or FP8, or a GGUF of it, whose weights are copied as they are"
 _LARGEST = 1 << 20  # rows or columns of a block
 
@@ -70,6 +72,12 @@ def _compressed(given: Mapping[str, Any]) -> Any:
     if any(size != sizes[0] for size in sizes):
         raise ConvertError("config.json", "one block_structure of all config_groups", str(sizes)[:60])
     return sizes[0]
+
+
+def is_scale(name: str, weights: Collection[str]) -> bool:
+    """Whether a tensor has scales of one of these weights, or of activations or the cache."""
+    stems = (name.removesuffix(end) for end in _ENDS if name.endswith(end))
+    return _UNUSED.search(name) is not None or any(stem in weights for stem in stems)
 
 
 def scaled(

@@ -1,0 +1,1 @@
+"""How some checkpoints store weights: in FP8 beside scales, and in files of PyTorch."""
