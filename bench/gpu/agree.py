@@ -7,10 +7,11 @@ step, one of each, and a piece of one sequence's prompt beside the others' token
 tokens are in the exact windows, where some have left them, and where most have. A cell of the table is a kind
 of file, n, and the length of the piece; its value is the largest mean divergence of all depths.
 
-What rounding does is measured beside it: the same cells with f32 rows. Weights are in f32, as ggml-cuda adds
-up products with f16 weights in f16: 2e-4 nats with 17 tokens or more. Rows of few bits turn a rounding into
-another code, so a part of what they cost (their divergence from f32 rows) is allowed as well. Exits with
-1 where a cell is beyond that. No figure of a GPU is published without this table of the same commit.
+What rounding does is measured beside it: the same cells with f32 rows. Weights are held in f32: products with
+quantized weights round activations to 8 bits, and ggml-cuda adds up those with f16 weights in f16. Rows of
+few bits turn a rounding into another code, so a part of what they cost (their divergence from f32 rows) is
+allowed as well. Exits with 1 where a cell is beyond that. No figure of a GPU is published without this table
+of the same commit.
 """
 
 from __future__ import annotations
@@ -89,8 +90,10 @@ KINDS = (
 
 
 def made(kind: Kind, work: Path, device: str) -> Path:
-    """The kind's file, converted from the model with weights in f32."""
+    """The kind's file, converted where it is not there yet; of a cache type the model's own."""
     path = work / kind.file
+    if kind.model in real_models.MODELS and not kind.convert:
+        return real_models.model_path(kind.model)
     if path.exists():
         return path
     if kind.model == RANDOM:
@@ -99,10 +102,7 @@ def made(kind: Kind, work: Path, device: str) -> Path:
     if kind.convert:
         options = [*kind.convert, "--quick", "--device", device]
         return _converted(made(Kind(kind.model, "f16 rows", kv="f16"), work, device), path, options)
-    options = ["--method", "none", "--outtype", "f32"]
-    if kind.model == "demo-hybrid":
-        return _converted(ROOT / "models" / kind.model, path, options)
-    return _converted(real_models.model_path(kind.model), path, options)
+    return _converted(ROOT / "models" / kind.model, path, ["--method", "none"])
 
 
 def _converted(source: Path, path: Path, options: list[str]) -> Path:
@@ -207,7 +207,7 @@ def measured(kind: Kind, args: argparse.Namespace) -> dict[str, Any]:
     """Of one kind, in a process of its own: what it says alone, and its cells by depth."""
     path = made(kind, args.work, args.device)
     gpu = args.device == "cuda"
-    model = _core.Model(str(path), n_gpu_layers=99 if gpu else 0)
+    model = _core.Model(str(path), n_gpu_layers=99 if gpu else 0, weights="f32")
     if kind.model == RANDOM:
         text = np.random.default_rng(1).integers(0, model.n_vocab, 60000).tolist()
     else:
