@@ -9,9 +9,7 @@ sys.path.append(
     str(Path(__file__).parents[2] / "python")
 )  # what is installed comes first: it has native code
 
-from latentkv.console import streams
 from latentkv_convert.cli import main
 
 if __name__ == "__main__":
-    streams.prepare()
     sys.exit(main(prog=Path(__file__).name))
