@@ -56,6 +56,16 @@ def test_empty_stop_is_refused() -> None:
         StopMatcher([""])
 
 
+def test_empty_stops_of_a_call_are_left_out() -> None:
+    assert [stop_list(stop) for stop in (None, "", [""], ["\n", ""], ("", "x"))] == [
+        [],
+        [],
+        [],
+        ["\n"],
+        ["x"],
+    ]
+
+
 @given(st.text(max_size=30), st.randoms(use_true_random=False))
 def test_utf8_in_any_cut_is_the_text(text: str, random: object) -> None:
     data = text.encode()

@@ -26,7 +26,7 @@ def ask(http: Any, path: str = "/completion", **body: Any) -> Any:
 
 def streamed(http: Any, **body: Any) -> list[dict[str, Any]]:
     with http.stream("POST", "/completion", json=body | {"stream": True}) as answer:
-        lines = [line for line in answer.iter_lines() if line]
+        lines = [line for line in answer.iter_lines() if line.startswith("data: ")]
     return [json.loads(line.removeprefix("data: ")) for line in lines]  # no [DONE], as llama.cpp's server
 
 
