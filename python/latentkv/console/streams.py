@@ -24,12 +24,15 @@ class Notes(io.TextIOWrapper):
             super().flush()
 
 
+_PLAIN = {"±": "+-", "–": "-", "Δ": "d"}  # of our own pages
+
+
 def _replaced(error: UnicodeError) -> tuple[str, int]:
     """Characters that an encoding lacks, in those that all have: "..." for "…", "?" for an emoji."""
     assert isinstance(error, UnicodeEncodeError)
     lost = error.object[error.start : error.end]
-    plain = (unicodedata.normalize("NFKD", sign).encode("ascii", "ignore").decode() for sign in lost)
-    return "".join(each or "?" for each in plain), error.end
+    plain = (_PLAIN.get(sign) or unicodedata.normalize("NFKD", sign) for sign in lost)
+    return "".join(each.encode("ascii", "ignore").decode() or "?" for each in plain), error.end
 
 
 codecs.register_error("latentkv.replaced", _replaced)
