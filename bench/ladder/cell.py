@@ -64,7 +64,7 @@ class Job:
 def run(job: Job) -> dict[str, Any]:
     from latentkv import _core
 
-    where = {"n_gpu_layers": job.gpu_layers, "weights": job.weights}
+    where: dict[str, Any] = {"n_gpu_layers": job.gpu_layers, "weights": job.weights}
     model = _core.Model(job.file, **where)
     if "llama_cpp" in job.options:
         return llama_cpp(model, job)

@@ -4,7 +4,8 @@
 
 Files are converted as a user converts them. Products with quantized weights round activations to 8 bits, so
 with them even f16 differs from itself in another batch; --weights f16 dequantizes them in memory, and so
-measures the cache alone. Windows, text and hidden numbers are those of bench/ladder.py, which compares methods.
+measures the cache alone. Windows, text and hidden numbers are those of bench/ladder.py, which compares
+methods.
 """
 
 from __future__ import annotations

@@ -201,7 +201,8 @@ def _against(r: dict[str, Any]) -> list[Block]:
     lines: list[Block] = [
         f"against {r['kld_against']} ({tenths(r['kv_bytes_per_token_ref'])} bytes per token), "
         f"{_WEIGHTS[r['weights']]}",
-        f"  perplexity ratio  {r['ppl_ratio']:.5f} ± {r['ppl_ratio_se']:.5f}   (reference {r['ppl_ref']:.4f})",
+        f"  perplexity ratio  {r['ppl_ratio']:.5f} ± {r['ppl_ratio_se']:.5f}"
+        f"   (reference {r['ppl_ref']:.4f})",
         f"  KL divergence     {kld['mean']:.6f} ± {kld['mean_se']:.6f}{of_kld}",
         f"  same top token    {100 * r['same_top']:.3f} ± {100 * r['same_top_se']:.3f} %{of_top}",
         f"  RMS Δp            {100 * r['rms_dp']:.3f} ± {100 * r['rms_dp_se']:.3f} %",

@@ -16,6 +16,9 @@ from latentkv_convert.cli import main
 N = 60
 
 
+PALU = ("--method", "palu", "--keep", "0.5", "--calib-tokens", "512", "--calib-window", "64")
+
+
 def logits(path: Path, **where: str) -> np.ndarray:
     found: np.ndarray = session(core.Model(str(path), **where)).decode(token_ids(N), output="all")
     return found
@@ -46,3 +49,17 @@ def test_factors_of_weights_stay_theirs(model_type: str, tiny: Tiny, tmp_path: P
     stock, _ = with_factors(plain(tiny(model_type), tmp_path / "usual.gguf"), tmp_path / "stock.gguf")
     expected = logits(stock)
     assert distance(logits(stock, weights="f32"), expected) == 0
+
+
+def test_latents_and_sidecars(tiny: Tiny, calib: Path, tmp_path: Path) -> None:
+    """Factors of a converted file and the weights of a sidecar's base."""
+    q8 = plain(tiny("qwen3"), tmp_path / "q8.gguf", "q8_0")
+    options = (*PALU, "--calib", str(calib), "--factor-type", "f32")
+    paths = {name: tmp_path / f"{name}.gguf" for name in ("f32", "whole", "exact", "side")}
+    encoded(q8, paths["f32"], "f32")
+    for source, out, more in ((q8, "whole", ()), (paths["f32"], "exact", ()), (q8, "side", ("--sidecar",))):
+        assert main([str(source), "-o", str(paths[out]), *options, *more]) == 0
+    expected = logits(paths["exact"], weights="f32")
+    assert distance(logits(paths["whole"]), expected) > 3e-4
+    assert distance(logits(paths["whole"], weights="f32"), expected) < 1e-5
+    assert distance(logits(q8, latent_path=str(paths["side"]), weights="f32"), expected) < 1e-5

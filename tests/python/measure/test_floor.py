@@ -82,7 +82,7 @@ def test_the_floor_is_of_the_first_windows(quantized: Path) -> None:
 def test_memory_counts_weights_as_they_are_held(
     run: Any, quantized: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from latentkv import Llama, LatentKVError, _core
+    from latentkv import LatentKVError, Llama, _core
     from latentkv.plan import fit
 
     def weights(kind: str) -> int:

@@ -240,6 +240,7 @@ def test_layers_that_fit_on_two_gpus(master: str, free: Any, monkeypatch: Any) -
     asked = Gpus((1.0, 0.0))
     assert with_room(larger, whole, gpus=asked).n_gpu_layers < n_layer
     assert with_room(whole, 1000, gpus=asked).placement == {
+        "weights": "stored",
         "n_gpu_layers": n_layer,
         "tensor_split": [1.0, 0.0],
         "main_gpu": 0,

@@ -190,7 +190,8 @@ class Report:
             error = "" if math.isnan(seen.error) else f" ± {digits(seen.error, 1)}"
             held = "predicted, not measured: more is lost"
             if seen.n_windows:
-                held = f"measured on {seen.n_windows} held-back window{'s' * (seen.n_windows != 1)}, weights in f32"
+                windows = f"{seen.n_windows} held-back window{'s' * (seen.n_windows != 1)}"
+                held = f"measured on {windows}, weights in f32"
             lines.append(f"expected divergence: {digits(seen.kld, 2)}{error} nats per token ({held})")
         if (trained := self.plan.polished) is not None:
             of = f"factors of step {trained.kept} of {trained.steps}"
