@@ -317,7 +317,7 @@ def cache_options(args: argparse.Namespace, n_seq_max: int = 1) -> SessionOption
     return SessionOptions.of(given | {"n_ubatch": args.ubatch_size, "n_seq_max": n_seq_max})
 
 
-def threads(args: argparse.Namespace, count: int) -> dict[str, int]:
+def threads(args: argparse.Namespace, count: int) -> dict[str, Any]:
     """A session's options where --threads is `count`."""
     n_threads = max(0, count)
     return {"n_threads": n_threads, "n_threads_batch": max(0, args.threads_batch) or n_threads}
