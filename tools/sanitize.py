@@ -110,7 +110,7 @@ def build(sanitizer: Sanitizer, folder: Path) -> None:
 def python_tests(sanitizer: Sanitizer, folder: Path, arguments: list[str]) -> None:
     package = folder / "package"
     shutil.rmtree(package, ignore_errors=True)
-    built = shutil.ignore_patterns("levels", "__pycache__")  # a module without the sanitizer
+    built = shutil.ignore_patterns("levels", "*.so", "__pycache__")  # modules without the sanitizer
     shutil.copytree(ROOT / "python" / "latentkv", package / "latentkv", ignore=built)
     level = package / "latentkv" / "levels" / "native"
     level.mkdir(parents=True)
