@@ -148,7 +148,7 @@ PEERS = {
         "tiny-turboquant 0.18.0", "safe, default", "3.3 x", ("tiny-turboquant==0.18.0",), tiny_turboquant
     ),
 }
-OURS = ("q4_0", "q8_0", "small", "balanced")
+OURS = ("q8_0", "q4_0", "small")
 
 
 def windows(tokens: list[int], args: argparse.Namespace) -> Iterator[list[int]]:
