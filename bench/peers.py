@@ -327,11 +327,12 @@ def every_row(args: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]
     """Of the peers, then of ours."""
     ids = folder / "ids.json"
     ids.write_text(json.dumps(args.ids), encoding="utf-8")
-    dequantized(args.model, folder / "model")
     groups: dict[tuple[str, ...], list[str]] = {}
     for name, peer in PEERS.items():
         if not args.only or name in args.only.split(","):
             groups.setdefault(peer.packages, []).append(name)
+    if groups:
+        dequantized(args.model, folder / "model")
     for packages, names in groups.items():
         paths = [str(installed(packages, folder))] if packages else []
         path = os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -373,6 +374,9 @@ def main() -> int:
         for row in measured(args):
             print(json.dumps(row), flush=True)
         return 0
+    if unknown := set(args.only.split(",")) - {*PEERS, "latentkv", ""}:
+        names = ", ".join(unknown)
+        raise SystemExit(f"error: [--only] expected some of {', '.join(PEERS)}, latentkv; got {names}")
     from latentkv import _core
 
     model = args.model
