@@ -59,7 +59,7 @@ PRESETS = {
 }
 SHARES_AT = 32768
 SHORTER = "small: 33 to 37 % at 8192"  # on the CPU, and on a GPU, whose exact windows are longer
-MODELS = "SmolLM2-135M, Gemma 3 270M and Qwen2.5-1.5B, weights in f16"  # with which caches were measured
+MODELS = "SmolLM2-135M, Gemma 3 270M and Qwen2.5-Coder-1.5B, weights in f16"  # measured with these
 # What llama.cpp calls the other two that anybody should take.
 STOCK = {
     "f16": ("100 %", "no loss"),

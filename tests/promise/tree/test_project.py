@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-import latentkv
 from latentkv import processor
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -30,7 +29,9 @@ def test_the_version_stands_in_one_place() -> None:
     assert f"## {VERSION}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert VERSION not in (ROOT / "CMakeLists.txt").read_text(encoding="utf-8")
     if processor.built():
-        assert latentkv._core.__version__ == VERSION
+        from latentkv import _core
+
+        assert _core.__version__ == VERSION
 
 
 def test_the_newest_supported_python_is_a_classifier() -> None:
