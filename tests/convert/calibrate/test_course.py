@@ -104,10 +104,10 @@ def test_how_long_it_takes_is_said_before_the_text_is_read(
     monkeypatch.setattr(calibrate, "encode", begun)
     command = words(tiny, calib, tmp_path / "out.gguf", "60%")
     said: list[float] = []
+    seconds = speed._seconds
     for slower in (1, 8):
         capsys.readouterr()
         with monkeypatch.context() as patch:
-            seconds = speed._seconds
             patch.setattr(speed, "_seconds", lambda *given, by=slower: by * seconds(*given))
             with pytest.raises(Begun):
                 cli.main(command)

@@ -79,7 +79,7 @@ def steps(
         found.append((MEASURE, n_tokens * up + read))
         if with_gradients:
             found.append((WEIGH, n_tokens * back + read))
-    choose = 1.0 + 2 * sum((spec.at(layer).kv_width / 512) ** 2 for layer in spec.attention_layers)
+    choose = 0.2 + 0.5 * sum((spec.at(layer).kv_width / 512) ** 2 for layer in spec.attention_layers)
     if n_checked:
         found.append((CHOOSE, PRICED * (exact + cached)))
     found += [(CHOOSE, choose * Speed().product[False] / machine.product[False])] * n_choices
@@ -89,6 +89,7 @@ def steps(
         down = machine.of(3.5 * weights) + 1.2 * machine.score_back * scores * deep / window
         run = (exact + 1.2 * exact) / deep + down + 1.5 * (2 * entries[False] + drawn)
         found += [
+            (CHECK, PRICED * cached),
             (CHECK, first * cached + max(first - PRICED, 0) * exact),
             (CHECK, shared * run + read),
             (CHECK, first * cached),

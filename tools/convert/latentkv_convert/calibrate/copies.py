@@ -29,7 +29,8 @@ from .two_copies import TwoCopies
 
 VERSION = 8
 N_ROWS = 2048  # real rows kept per layer and side, to measure quantizers on
-PULLED = 4  # windows whose rows are multiplied with their gradients
+PULLED = (4, 16)  # windows whose rows are multiplied with their gradients, of wide and of narrow rows
+_CROSSES = 1 << 20  # numbers of a layer's products, beyond the fewest windows'
 # A token's |g|² counts up to so many times the mean of its window. A few tokens that every query reads have a
 # thousand times as much, and each is one random direction: without a limit F is noise of them.
 LIMIT = 20.0
@@ -46,7 +47,12 @@ def settings(recipe: Recipe) -> dict[str, int]:
 
 def n_bytes(spec: ModelSpec) -> int:
     widths = [spec.at(layer).kv_width for layer in spec.row_layers]
-    return 3 * sum(w * (3 * 8 * w + 4 * PULLED * w + 4 * N_ROWS * 2) for w in widths)
+    return 3 * sum(w * (3 * 8 * w + 4 * n_pulled(w) * w + 4 * N_ROWS * 2) for w in widths)
+
+
+def n_pulled(width: int) -> int:
+    """Windows whose rows of this width are multiplied with their gradients: as many as there is room for."""
+    return min(max(_CROSSES // width**2, PULLED[0]), PULLED[1])
 
 
 def split(n_windows: int) -> tuple[list[int], list[int]]:
@@ -69,7 +75,7 @@ def collect(
     gᵀ]; *_mean, *_weighted_mean [w]; *_rows [n, w] float32, evenly spaced real rows, and *_energy [n, n_kv]
     float32, |g|² per KV head of those rows over its mean over all tokens.
 
-    And of the first PULLED windows, for k, v and turned, a key as it meets queries (not with MLA): *_cross
+    And of the first n_pulled windows, for k, v and turned, a key as it meets queries (not with MLA): *_cross
     [windows, w, w] float32, Σ x gᵀ over all tokens, and *_pull [windows, w], Σ g.
     """
     check_window(stream, sink, recent)
@@ -225,7 +231,7 @@ def _backward(
                 rows["one"] = rows["v"]
                 slopes["one"] = slopes["v"] + slopes["normed"] * live.attn_k_norm.weight.repeat(spec.n_kv)
             found, pulls = {}, {}
-            if spec.mla is None and row < PULLED:
+            if spec.mla is None and row < n_pulled(spec.kv_width):
                 every = key.shape[1] // spec.n_kv
                 turned = (x[0].transpose(0, 1).flatten(1) for x in (key.detach()[:, ::every], key_slope))
                 pulls["turned"] = crossed(*turned)

@@ -42,7 +42,10 @@ def measured(source: Source, window: int, device: str) -> Speed:
     def attend(back: bool) -> None:
         own = [x.clone().requires_grad_(back) for x in (query, key, value)]
         with TwoCopies(1, 0, n // 8, None if back else (key, value)), torch.set_grad_enabled(back):
-            output = torch.nn.functional.scaled_dot_product_attention(*own, is_causal=True, enable_gqa=True)
+            q, k, v = own
+            output = torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, is_causal=True, enable_gqa=True
+            )
         if back:
             torch.autograd.grad(output, own, output.detach())
 
