@@ -101,7 +101,7 @@ class SamplingOptions(ServerOptions):
                 raise TypeError(f"{call}() got an unexpected keyword argument {name!r}")
         drawn = {"temperature": given.get("temp"), **given}
         asked = {name: drawn[name] for name in NAMES if drawn.get(name) is not None}
-        options = _CALLS.get(call, {}) | defaults.recommended | asked | server
+        options = {**_CALLS.get(call, {}), **defaults.recommended, **asked, **server}
         options["seed"] = defaults.seed if given["seed"] is None else given["seed"]
         options["logit_bias"] = token_bias(given.get("logit_bias"))
         options["grammar"] = LlamaGrammar.of(given.get("grammar"))
