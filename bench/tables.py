@@ -43,6 +43,7 @@ BLOCK = re.compile(
     r"(<!-- (result|registry|flags): ([\w-]+)(?: columns=(\S+))?(?: rows=(.+?))? -->\n)(.*?)(<!-- /\2 -->)",
     re.DOTALL,
 )
+BEGINS = re.compile(r"<!-- (?:result|registry|flags): .*")
 FIGURE = re.compile(r"(\d[\d,]*(?:\.\d+)?)<!--=([\w-]+)/([^\s/]+)/([^\s/>]+?)(?:/([^\s/]+))?-->")
 
 
@@ -211,6 +212,10 @@ def render_flags(verdict: str, root: Path = ROOT) -> str:
 
 def render(page: str, root: Path = ROOT, folder: str = ".") -> str:
     """The page, which lies in `folder`, with every block replaced by what it should say now."""
+    if unread := BEGINS.findall(BLOCK.sub("", page)):
+        raise StaleError(
+            f"[tables] expected `<!-- result: NAME … -->`, a name of letters, digits and -; got {unread[0]}"
+        )
     results = Path("bench") / "results"
     link = Path(os.path.relpath(results, folder)).as_posix()
 

@@ -226,9 +226,9 @@ void bind_model(py::module_& module) {
                          const std::string& weights) {
                  const Unlocked unlocked;
                  const lkv::GpuOptions gpu{n_gpu_layers, tensor_split, main_gpu, lkv::parse_split_mode(split_mode)};
-                 return std::make_shared<Model>(
-                     path, lkv::ModelOptions{latent_path, use_mmap, use_mlock, vocab_only, gpu,
-                                                                        lkv::parse_weights(weights), describe_only});
+                 return std::make_shared<Model>(path,
+                                                lkv::ModelOptions{latent_path, use_mmap, use_mlock, vocab_only, gpu,
+                                                                  lkv::parse_weights(weights), describe_only});
              }),
              py::arg("path"), py::kw_only(), py::arg("latent_path") = "", py::arg("n_gpu_layers") = 0,
              py::arg("tensor_split") = std::vector<float>(), py::arg("main_gpu") = 0, py::arg("split_mode") = "layer",

@@ -96,8 +96,8 @@ class Model:
         "none": main_gpu has all. describe_only: sizes and forecasts alone, and with n_gpu_layers those of
         GPUs, which need not be there: of one, or of as many as are named. Weights stay in the file; no
         session runs on it. use_mlock: weights of the CPU stay in memory, as far as ulimit -l allows; a
-        warning says where it does not. weights: the type that memory holds those in that are multiplied by: as
-        "stored" in the file, or "f32" or "f16", with which products round less."""
+        warning says where it does not. weights: the type that memory holds those in that are multiplied by:
+        as "stored" in the file, or "f32" or "f16", with which products round less."""
     @property
     def metadata(self) -> Mapping[str, Any]:
         """Every GGUF key (arrays as lists; tokenizer arrays longer than 64 entries as their length)."""

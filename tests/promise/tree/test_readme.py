@@ -153,6 +153,12 @@ def test_a_figure_of_the_text_follows_its_result(tmp_path: Path) -> None:
             tables.render(f"1.0<!--={wrong}-->", root)
 
 
+def test_a_table_that_nobody_reads_is_an_error(tmp_path: Path) -> None:
+    for name in ("a.b", "a/b", ""):
+        with pytest.raises(tables.StaleError, match=r"^\[tables\] expected `<!-- result: NAME"):
+            tables.render(f"<!-- result: {name} -->\n<!-- /result -->\n", tmp_path)
+
+
 def test_pages_stay_short() -> None:
     """Words, table cells included."""
     folders = ("", "docs/**/", "bench/", "models/*/", "native/src/ops/cuda/")
