@@ -86,10 +86,9 @@ class Journal:
             warn("cache", expected, f"{free / 2**30:.1f}", hint)
             self.states = States(None)
         elif need > _SAID:
-            told = (
-                f"up to {need / 2**30:.1f} GiB at {self.folder} until this is measured, to go on from there"
-            )
-            print(f"keeping {told} after an interruption (--no-cache keeps nothing)", file=sys.stderr)
+            told = f"up to {(need - _SPARE) / 2**30:.1f} GiB at {self.folder} until this is measured"
+            after = "to go on from there after an interruption (--no-cache keeps nothing)"
+            print(f"keeping {told}, {after}", file=sys.stderr)
 
     @property
     def reached(self) -> int:
