@@ -38,7 +38,7 @@ std::vector<std::string> part_paths(const std::string& path) {
     return paths;
 }
 
-// Of parts, as one of them says.
+// Each part says how many there are.
 uint32_t split_count(const GgufFile& file) { return std::max(1U, file.find_u32("split.count").value_or(1)); }
 
 }  // namespace
