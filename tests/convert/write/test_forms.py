@@ -78,7 +78,11 @@ def near(got: np.ndarray, expected: np.ndarray) -> bool:
 @pytest.mark.parametrize(("model", "config"), MODELS)
 @pytest.mark.parametrize(
     "chosen_for",
-    [["--prefer", "size"], ["--prefer", "speed"], ["--group", "1", "--group-v", "1", "--kv-budget", "16%"]],
+    [
+        ["--prefer", "size"],
+        ["--prefer", "speed", "--kv-budget", "11%"],
+        ["--group", "1", "--group-v", "1", "--kv-budget", "16%"],
+    ],
     ids=str,
 )
 def test_the_encoder_behind_the_projection_is_the_a_it_stands_for(
