@@ -51,11 +51,12 @@ GgufFile GgufFile::open(const std::string& path, bool use_mmap) {
         if (split_count(*named) == 1) paths = {path};
     }
     const auto count = static_cast<int>(paths.size());
+    for (const std::string& part : paths) {
+        if (count == 1 || std::filesystem::exists(part)) continue;
+        fail("gguf", "expected all ", count, " parts of ", quoted_path(path), "; got no ", quoted_path(part));
+    }
     std::vector<GgufFile> parts;
     for (const std::string& part : paths) {
-        if (count > 1 && !std::filesystem::exists(part)) {
-            fail("gguf", "expected all ", count, " parts of ", quoted_path(path), "; got no ", quoted_path(part));
-        }
         parts.push_back(named && part == path ? std::move(*named) : GgufFile(MappedFile(part, use_mmap), part));
         parts.back().check_split(static_cast<int>(parts.size()) - 1, count);
     }
