@@ -175,7 +175,7 @@ class Depth:
         self.session.clear()
         for s, sequence in enumerate(self.sequences[:n]):
             self.session.set_seq_state(s, sequence.state)
-        found: dict[int, list[tuple[Logits, Logits]]] = {piece: [] for piece in PIECES}
+        found: dict[int, list[tuple[Logits, Logits]]] = {piece: [] for piece in pieces}
         at = [sequence.depth for sequence in self.sequences[:n]]
         for step, piece in enumerate((*[1] * STEPS, *PIECES)):
             tokens: list[int] = []
@@ -225,19 +225,11 @@ def measured(kind: Kind, args: argparse.Namespace) -> dict[str, Any]:
         alone += [logits for sequence in at.sequences[:8] for logits in sequence.steps]
         for n in args.sequences:
             for piece, pairs in at.together(n, args.pieces).items():
-                if piece in args.pieces:
-                    with futures.ThreadPoolExecutor(4) as pool:
-                        found = list(pool.map(lambda pair: divergence(*pair), pairs))
-                    cells.setdefault(f"{n} {piece}", []).append(float(np.mean(found)))
+                with futures.ThreadPoolExecutor(4) as pool:
+                    found = list(pool.map(lambda pair: divergence(*pair), pairs))
+                cells.setdefault(f"{n} {piece}", []).append(float(np.mean(found)))
     np.save(args.work / f"alone-{kind.model}-{kind.name}.npy", np.stack(alone))
-    return {"model": kind.model, "kind": kind.name, "cells": cells, "share": share_of(model, kind.kv)}
-
-
-def share_of(model: _core.Model, kv: str) -> float:
-    """Bytes of a token as a share of f16's, at 32768 tokens."""
-    session = _core.Session(model, **planned(model, {"n_ctx": 32768} | ({"kv": kv} if kv else {})))
-    of = session.kv_bytes()
-    return float(of["per_token"] / of["f16_per_token"])
+    return {"model": kind.model, "kind": kind.name, "cells": cells}
 
 
 def judged(results: list[dict[str, Any]], work: Path) -> list[dict[str, Any]]:
