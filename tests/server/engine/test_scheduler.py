@@ -149,6 +149,25 @@ def test_a_cancelled_answer_ends_within_a_step(model: Any) -> None:
     assert [second.progress.completion_tokens, third.progress.completion_tokens] == [20, 5]
 
 
+def left_within_a_step(one: Any, ticket: Any) -> None:
+    """Whoever asked leaves once the step's decode has begun."""
+    has_begun, decode = threading.Event(), one._decode
+
+    def watched(batch: Any) -> Any:
+        has_begun.set()
+        return decode(batch)
+
+    one._decode = watched
+    thread = threading.Thread(target=one.step)
+    thread.start()
+    has_begun.wait()
+    ticket.cancel()
+    while thread.is_alive():
+        one.leave_off()
+        thread.join(0.001)
+    one._decode = decode
+
+
 @pytest.mark.parametrize("cache", [{}, {"kv": "q4", "sink": 4, "recent": 32}], ids=["no window", "window"])
 def test_what_was_read_stays_when_who_asked_leaves(model: Any, cache: dict[str, Any]) -> None:
     """Before the step that is left off. Whoever asks next goes on from it."""
@@ -159,21 +178,7 @@ def test_what_was_read_stays_when_who_asked_leaves(model: Any, cache: dict[str, 
     one.step()
     n_read = len(one.slots[0].tokens)
     assert 0 < n_read <= 1024
-    has_begun, decode = threading.Event(), one._decode
-
-    def watched(batch: Any) -> Any:
-        has_begun.set()
-        return decode(batch)
-
-    one._decode = watched  # type: ignore[method-assign]
-    thread = threading.Thread(target=one.step)
-    thread.start()
-    has_begun.wait()
-    ticket.cancel()
-    while thread.is_alive():
-        one.leave_off()
-        thread.join(0.001)
-    one._decode = decode  # type: ignore[method-assign]
+    left_within_a_step(one, ticket)
     assert not one.running
     assert len(one.slots[0].tokens) == n_read == one.session.seq_pos_max(0) + 1
     again = asked(model, TEXT[:12000], 4)
@@ -188,20 +193,7 @@ def test_a_prompt_that_nobody_waits_for_is_not_read_to_its_end(model: Any) -> No
     ticket = asked(model, TEXT[:8000], 4)
     assert len(ticket.request.prompt) > 1000
     one.submit(ticket)
-    has_begun, decode = threading.Event(), one._decode
-
-    def watched(batch: Any) -> Any:
-        has_begun.set()
-        return decode(batch)
-
-    one._decode = watched  # type: ignore[method-assign]
-    thread = threading.Thread(target=one.step)
-    thread.start()
-    has_begun.wait()
-    ticket.cancel()
-    while thread.is_alive():
-        one.leave_off()
-        thread.join(0.001)
+    left_within_a_step(one, ticket)
     assert one.counters.steps == 1
     assert not one.running
     assert one.slots[0].tokens == []
