@@ -210,4 +210,8 @@ __global__ void __launch_bounds__(mla_threads, 1)
     }
 }
 
+// kernel_8.cu and its like; NT as above.
+template <int NT>
+cudaError_t launch_mla_rows(const MlaArgs& args, int items, cudaStream_t stream);
+
 }  // namespace lkv::cuda

@@ -1,0 +1,3 @@
+#include "ops/cuda/kernels/mla/launch.cuh"
+
+template cudaError_t lkv::cuda::launch_mla_rows<2>(const MlaArgs& args, int items, cudaStream_t stream);
