@@ -135,6 +135,9 @@ class Model:
     def is_plain(self) -> bool:
         """Every layer is full/full: stock and our row formats, no latent."""
     @property
+    def has_rope(self) -> bool:
+        """Keys and queries are turned by their position: only distances matter."""
+    @property
     def layers(self) -> list[dict[str, Any]]:
         """Per layer {"mixer": "attention" or "delta_net", which has no rows, "key_only": first channels of
         V's rows that are the key's alone (MLA), else 0, "k": t, "v": t}; t = {"path", "form": "a" or "e",

@@ -211,7 +211,7 @@ def _against(r: dict[str, Any]) -> list[Block]:
     ]
     if floor:
         windows = f", first {floor['chunks']} windows" if floor["chunks"] < r["chunks"] else ""
-        lines.append(f"rounding: rows in f32 beside rows in f16{windows}")
+        lines.append(f"rounding: what a last bit of f16 rows makes{windows}")
         if r["weights"] == "stored" and floor["kld"]["mean"] > _MUCH * kld["mean"]:
             lines.append("--weights f32, where memory allows, measures the cache without it")
     return lines

@@ -32,6 +32,7 @@ class Cache:
 
     model: _core.Model
     options: SessionOptions | Mapping[str, Any] = field(default_factory=SessionOptions)
+    first_position: int = 0
 
     @property
     def prefill(self) -> str:
@@ -39,17 +40,27 @@ class Cache:
 
     def beside(self) -> list[Cache]:
         """Caches of the same model whose numbers differ by a last bit of f16: how far apart they are is what
-        products make of it. One where this cache is the other."""
+        products make of it. Of a model with RoPE a cache of f16 rows is twice there, as every token of the
+        second one is a position later (on a GPU f32 rows are multiplied as f16 ones); of others f16 and f32
+        rows. One where this cache is the other."""
         options = SessionOptions.of(self.options)
         own = options.kv or ("f16" if self.model.is_plain and not (options.kv_k or options.kv_v) else "")
-        words = {"f16": ["f32"], "f32": ["f16"]}.get(own, ["f16", "f32"])
-        return [Cache(self.model, options.reference(word)) for word in words]
+        words = [] if own == "f16" else ["f16"]
+        caches = [Cache(self.model, options.reference(word)) for word in words]
+        last = options.reference("f16" if self.model.has_rope else "f32")
+        return [*caches, Cache(self.model, last, first_position=int(self.model.has_rope))]
 
-    def session(self, windows: int, n_ctx: int, n_ubatch: int) -> _core.Session:
+    def run(self, windows: int, n_ctx: int, n_ubatch: int) -> Run:
         options = planned(self.model, self.options)
         n_all = windows * n_ctx
         sized = replace(options, n_ctx=n_all, n_seq_max=windows, n_ubatch=n_ubatch, prefill=self.prefill)
-        return _core.Session(self.model, **sized)
+        return Run(_core.Session(self.model, **sized), self.first_position)
+
+
+@dataclass(frozen=True)
+class Run:
+    session: _core.Session
+    first_position: int
 
 
 @dataclass(frozen=True)
@@ -87,8 +98,7 @@ def perplexity(
         parallel: windows that run together as sequences (0: 8 with `decode`, else as many as fill an ubatch).
         against: a second cache that runs over the same tokens, for the reference's statistics of summary().
             Logits are compared slice by slice and never stored.
-        floor: also measures what rounding alone makes of a last bit: the reference with f32 rows beside f16
-            ones, on the first windows, at least FLOOR_WINDOWS where there are so many.
+        floor: also measures what rounding alone makes of a last bit (Cache.beside()), on the first windows, at least FLOOR_WINDOWS where there are so many.
 
     Returns JSON values: ppl, nll, tokens, kld, same_top, floor and the settings; kv_bytes, allocated for all
     `parallel` windows; kv_bytes_per_token, what one more token of context takes beside exact ones.
@@ -108,9 +118,9 @@ def perplexity(
     parallel = min(count, parallel or (8 if decode else max(1, n_ubatch // n_ctx)))
     slice_tokens = min(n_ubatch, max(1, _LOGITS_BYTES // (4 * cache.model.n_vocab)))
     caches = [cache] if against is None else [cache, against, *(against.beside() if floor else ())]
-    sessions = [each.session(parallel, n_ctx, n_ubatch) for each in caches]
+    runs = [each.run(parallel, n_ctx, n_ubatch) for each in caches]
     begin = time.perf_counter()
-    slices = _run(sessions, windows, parallel, slice_tokens, decode, lazy)
+    slices = _run(runs, windows, parallel, slice_tokens, decode, lazy)
     scores, depths, floor_scores = _gathered(slices, count, progress)
     seconds = time.perf_counter() - begin
     result = summary(scores) | {
@@ -121,13 +131,13 @@ def perplexity(
         "decode": decode,
         "prefill": cache.prefill,
         "weights": cache.model.weights,
-        **_sizes(sessions[0]),
-        "implementations": dict(sessions[0].implementations),
+        **_sizes(runs[0].session),
+        "implementations": dict(runs[0].session.implementations),
         "seconds": seconds,
         "tokens_per_second": count * (n_ctx - 1) / seconds,
     }
     if against is not None:
-        result["kv_bytes_per_token_ref"] = sessions[1].kv_bytes()["per_token"]
+        result["kv_bytes_per_token_ref"] = runs[1].session.kv_bytes()["per_token"]
         result["floor"] = floor_scores and _floor(floor_scores, windows.scored)
     if depth_buckets:
         result["depth"] = by_depth(scores, depths)
@@ -136,7 +146,7 @@ def perplexity(
 
 @dataclass(frozen=True)
 class _Slice:
-    """done: windows, with this slice. depths: of its scores. floor: of f32 rows against f16 ones."""
+    """done: windows, with this slice. depths: of its scores. floor: of what moves a last bit."""
 
     done: float
     scores: Scores
@@ -201,28 +211,28 @@ def _require_same_vocabulary(model: _core.Model, reference: _core.Model, text: s
 
 
 def _run(
-    sessions: list[_core.Session],
+    runs: list[Run],
     windows: Windows,
     parallel: int,
     slice_tokens: int,
     decode: bool,
     lazy: bool,
 ) -> Iterator[_Slice]:
-    """A slice is the same span of positions of `parallel` windows. sessions: of the cache, and of the
-    reference and what is beside it; the latter are dropped after FLOOR_WINDOWS."""
+    """A slice is the same span of positions of `parallel` windows. runs: of the cache, and of the reference
+    and what is beside it; the latter are dropped after FLOOR_WINDOWS."""
     last = windows.n_ctx - 1  # the last token of a window is predicted, never read
     for start in range(0, len(windows.tokens), parallel):
         if start >= FLOOR_WINDOWS:
-            del sessions[2:]
+            del runs[2:]
         group = windows.tokens[start : start + parallel]
         span = 1 if decode else max(1, slice_tokens // len(group))
-        for session in sessions:
-            session.clear()
+        for run in runs:
+            run.session.clear()
         prompt = windows.first if lazy else 0
         for p0 in ([0] if prompt else []) + list(range(prompt, last, span)):
             p1 = prompt if p0 < prompt else min(p0 + span, last)
             first = max(p0, windows.first)
-            outputs = _decode_all(sessions, group, p0, p1, windows.first)
+            outputs = _decode_all(runs, group, p0, p1, windows.first)
             if first >= p1:
                 continue
             targets = group[:, first + 1 : p1 + 1].ravel()
@@ -233,12 +243,15 @@ def _run(
 
 
 def _decode_all(
-    sessions: list[_core.Session], group: NDArray[np.int32], p0: int, p1: int, first: int
+    runs: list[Run], group: NDArray[np.int32], p0: int, p1: int, first: int
 ) -> list[NDArray[np.float32]]:
-    """Logits [sequences × scored positions, n_vocab] of each session, sequence-major."""
+    """Logits [sequences × scored positions, n_vocab] of each run, sequence-major."""
     count, width = len(group), p1 - p0
     tokens = group[:, p0:p1].ravel().tolist()
     pos = np.tile(np.arange(p0, p1), count)
     seq = np.repeat(np.arange(count), width).tolist()
     output = (pos >= first).tolist()
-    return [session.decode(tokens, pos=pos.tolist(), seq=seq, output=output) for session in sessions]
+    return [
+        run.session.decode(tokens, pos=(pos + run.first_position).tolist(), seq=seq, output=output)
+        for run in runs
+    ]

@@ -30,14 +30,28 @@ def test_f32_rows_equal_f16_ones_where_products_do_not_round(run: Any, quantized
     f32 = measured(run, quantized, "--kv", "f32", "--kld-against", "f16", "--weights", "f32")
     assert f32["weights"] == "f32"
     assert f32["kld"]["mean"] < 1e-5
-    assert f32["kld"]["mean"] == f32["floor"]["kld"]["mean"]
+    assert f32["floor"]["kld"]["mean"] < 1e-5
     stored = measured(run, quantized, "--kv", "f32", "--kld-against", "f16")
     assert stored["weights"] == "stored"
     assert stored["kld"]["mean"] > 5e-5  # the test can tell
     assert stored["floor"] | {"chunks": 3, "tokens": stored["tokens"]} == stored["floor"]
-    for name in ("mean", "median", "p999"):
-        assert stored["floor"]["kld"][name] == stored["kld"][name]
-    assert stored["floor"]["same_top"] == stored["same_top"]
+    for name in ("mean", "median"):
+        assert stored["floor"]["kld"][name] == pytest.approx(stored["kld"][name], rel=0.3)
+    assert stored["floor"]["same_top"] == pytest.approx(stored["same_top"], abs=0.03)
+
+
+def test_a_position_later_moves_the_last_bit_of_rows(quantized: Path) -> None:
+    """What f32 rows do not on a GPU, whose products take them as f16."""
+    from latentkv import _core
+    from latentkv.measure.perplexity import Cache
+
+    model = _core.Model(str(quantized))
+    assert model.has_rope
+    (moved,) = Cache(model, {"kv": "f16"}).beside()
+    assert (moved.first_position, moved.options["kv"]) == (1, "f16")
+    kept, moved = Cache(model, {"kv": "q8_0"}).beside()
+    assert (kept.first_position, kept.options["kv"]) == (0, "f16")
+    assert (moved.first_position, moved.options["kv"]) == (1, "f16")
 
 
 def test_the_floor_is_of_the_references_weights(run: Any, quantized: Path, plain_gguf: Path) -> None:
@@ -46,8 +60,7 @@ def test_the_floor_is_of_the_references_weights(run: Any, quantized: Path, plain
         measured(run, quantized, "--kv", kv, "--kld-against", reference)["floor"]
         for kv, reference in (("q4", "f16"), ("f16", "f32"), ("q4", "q8_0"))
     )
-    assert q4 == q8
-    assert f32["kld"]["mean"] == pytest.approx(q4["kld"]["mean"], rel=0.1)
+    assert q4 == q8 == f32
     other = measured(run, quantized, "--kv", "q4", "--kld-against", f"{plain_gguf}:f16")
     assert other["floor"]["kld"]["mean"] < 0.1 * q4["kld"]["mean"]
 
