@@ -98,7 +98,8 @@ def perplexity(
         parallel: windows that run together as sequences (0: 8 with `decode`, else as many as fill an ubatch).
         against: a second cache that runs over the same tokens, for the reference's statistics of summary().
             Logits are compared slice by slice and never stored.
-        floor: also measures what rounding alone makes of a last bit (Cache.beside()), on the first windows, at least FLOOR_WINDOWS where there are so many.
+        floor: also measures what rounding alone makes of a last bit (Cache.beside()), on the first windows,
+            at least FLOOR_WINDOWS where there are so many.
 
     Returns JSON values: ppl, nll, tokens, kld, same_top, floor and the settings; kv_bytes, allocated for all
     `parallel` windows; kv_bytes_per_token, what one more token of context takes beside exact ones.
