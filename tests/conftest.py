@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import importlib.util
 import os
 import signal
@@ -40,32 +42,47 @@ def demo() -> Path:
 
 @pytest.fixture(scope="session")
 def converted(tmp_path_factory: pytest.TempPathFactory) -> Converted:
-    """`converted("--method", "palu", "--keep", "0.5")`: the demo model as a GGUF"""
+    """`converted("--method", "palu", "--keep", "0.5")`: the demo model as a GGUF
+
+    Processes of one run share the file, each in a folder of its own.
+    """
     done: dict[tuple[str, ...], Path] = {}  # by the options, the source behind them
+    base = tmp_path_factory.getbasetemp()
+    whole_run = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def write(path: Path, source: Path, options: tuple[str, ...]) -> None:
+        command = [
+            sys.executable,
+            "-m",
+            "latentkv",
+            "convert",
+            str(source),
+            "-o",
+            str(path),
+            "--no-plot",
+            *options,
+        ]
+        if "none" not in options:
+            command += ["--calib", str(DEMO / "sample-calib.txt"), "--calib-tokens", "6144"]
+        env = os.environ | {"XDG_CACHE_HOME": str(base / "cache")}
+        run = subprocess.run(command, capture_output=True, text=True, env=env)
+        assert run.returncode == 0, run.stderr
 
     def convert(*options: str, source: Path = DEMO) -> Path:
         if reason := missing_parts():
             pytest.skip(reason)
         key = (*options, str(source))
         if key not in done:
-            path = tmp_path_factory.mktemp("gguf") / "model.gguf"
-            command = [
-                sys.executable,
-                "-m",
-                "latentkv",
-                "convert",
-                str(source),
-                "-o",
-                str(path),
-                "--no-plot",
-                *options,
-            ]
-            if "none" not in options:
-                command += ["--calib", str(DEMO / "sample-calib.txt"), "--calib-tokens", "6144"]
-            env = os.environ | {"XDG_CACHE_HOME": str(tmp_path_factory.getbasetemp() / "cache")}
-            run = subprocess.run(command, capture_output=True, text=True, env=env)
-            assert run.returncode == 0, run.stderr
-            done[key] = path
+            shared = whole_run / f"converted-{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}"
+            shared.mkdir(exist_ok=True)
+            with open(shared / "lock", "w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # the others wait
+                if not (shared / "model.gguf").exists():
+                    write(shared / "model.gguf", source, options)
+            own = tmp_path_factory.mktemp("gguf")
+            for file in shared.glob("model.*"):
+                os.link(file, own / file.name)
+            done[key] = own / "model.gguf"
         return done[key]
 
     return convert

@@ -1101,10 +1101,15 @@ int main(int argc, char** argv) {
     std::mt19937 random(argc > 2 ? static_cast<unsigned>(std::atoi(argv[2])) : 1);
     if (argc > 3) share_of_formats = std::atof(argv[3]);
     const size_t first = argc > 4 ? std::strtoul(argv[4], nullptr, 10) : 0;
-    const std::span<const Shape> from = std::span(shapes).subspan(std::min(first, std::size(shapes)));
-    const size_t count = argc > 5 ? std::strtoul(argv[5], nullptr, 10) : from.size();
-    for (const Shape& shape : from.first(std::min(count, from.size()))) {
-        const File file(shape, random());
+    const size_t count = argc > 5 ? std::strtoul(argv[5], nullptr, 10) : std::size(shapes);
+    for (const Shape& shape : shapes) {
+        // drawn for those that are left out, too: what the others are tried with stays as it is
+        const unsigned seed = random();
+        std::vector<Combination> drawn;
+        for (int i = 0; i < rounds; i++) drawn.push_back(combination(random, shape));
+        const auto number = static_cast<size_t>(&shape - shapes);
+        if (number < first || number - first >= count) continue;
+        const File file(shape, seed);
         // what a file with windows is opened with most often beside its own
         Combination none{.options = {}, .name = std::string(shape.k_path) + "/" + shape.v_path + ", no windows"};
         none.options.n_ctx = 256;
@@ -1192,7 +1197,6 @@ int main(int argc, char** argv) {
             CHECK(ring_slots(file, ring.options) == slots);
             CHECK_MSG(compare(file, ring) || shape.k_path != std::string("full"), ring.name + ": not a legal one");
         }
-        const auto number = static_cast<size_t>(&shape - shapes);
         for (const char* prefill : {"eager", "lazy"}) {
             if (!in_token_blocks(number, prefill)) continue;
             Combination blocks = none;
@@ -1206,7 +1210,7 @@ int main(int argc, char** argv) {
             blocks.options.kv_v = "q3";
             CHECK_MSG(compare(file, blocks), blocks.name + ": not a legal one");
         }
-        for (int i = 0; i < rounds; i++) compare(file, combination(random, shape));
+        for (const Combination& c : drawn) compare(file, c);
     }
     return lkv::test::report("gpu_session");
 }

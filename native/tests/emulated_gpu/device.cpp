@@ -1,9 +1,6 @@
-#undef _FORTIFY_SOURCE  // fibers jump from stack to stack
 #include "device.h"
 
-#include <setjmp.h>
 #include <sys/mman.h>
-#include <ucontext.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,9 +15,11 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "chain.h"
+#include "place.h"
 
 thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
 
@@ -36,7 +35,8 @@ const std::array<float, 1 << 16> half_values = [] {
 
 namespace {
 
-constexpr size_t stack_bytes = 128 * 1024;
+// No multiple of a page: what threads have on top of theirs would lie in the same few lines of the processor's cache.
+constexpr size_t stack_bytes = 128 * 1024 + 320;
 constexpr auto patience = std::chrono::minutes(5);
 constexpr uint32_t own_variables = 1 << 24;  // addresses of those around `anchor`
 constexpr int rank_bit = 26;
@@ -56,13 +56,13 @@ struct Warp {
 
 // Goes from thread to thread of the emulated GPU: to begin one anew takes system calls.
 struct Stack {
-    jmp_buf place;
+    alignas(16) char bytes[stack_bytes];
+    Place place;  // beside what it has first
     bool begun = false;
-    char bytes[stack_bytes];
 };
 
 struct Fiber {
-    std::unique_ptr<Stack> stack;
+    Stack* stack = nullptr;
     bool done = false;
     const unsigned* waits_for = nullptr;  // the turns of a barrier, until they are no longer `turns`
     unsigned turns = 0;
@@ -97,7 +97,7 @@ struct Block {
     char* variables;  // this thread's `anchor`
     int now = 0;      // the fiber that runs
     unsigned progress = 0;
-    jmp_buf scheduler;
+    Place scheduler;
 };
 
 // Whole pages.
@@ -135,7 +135,7 @@ void set_closed(int device, bool closed) {
 }
 
 // Stacks of thread blocks that have ended are kept: the system clears what it gives anew, which took as long as the kernels.
-std::vector<std::unique_ptr<Stack>> stacks;
+std::vector<Stack*> stacks;
 std::vector<std::unique_ptr<uint8_t[]>> memories;  // all ones
 
 alignas(64) thread_local char anchor[64];
@@ -145,10 +145,15 @@ std::atomic<long long> ticks{0};
 std::atomic<const char*> kernel_name{nullptr};
 std::atomic<bool> waited{false};  // the kernel that runs, for those before it
 
-std::unique_ptr<Stack> take_stack() {
+Stack* take_stack() {
     const std::lock_guard held(mutex);
-    if (stacks.empty()) return std::make_unique_for_overwrite<Stack>();
-    std::unique_ptr<Stack> stack = std::move(stacks.back());
+    if (stacks.empty()) {
+        static std::vector<std::unique_ptr<Stack[]>> all;
+        constexpr size_t n = 64;
+        all.push_back(std::make_unique_for_overwrite<Stack[]>(n));
+        for (size_t i = 0; i < n; i++) stacks.push_back(&all.back()[i]);
+    }
+    Stack* const stack = stacks.back();
     stacks.pop_back();
     return stack;
 }
@@ -190,16 +195,11 @@ void resume(Block& b, int i) {
     Stack& stack = *b.fibers[static_cast<size_t>(i)].stack;
     b.now = i;
     threadIdx = dim3(static_cast<unsigned>(i), 0, 0);
-    if (_setjmp(b.scheduler) != 0) return;
-    if (stack.begun) _longjmp(stack.place, 1);
-    stack.begun = true;
-    ucontext_t context;
-    getcontext(&context);
-    context.uc_stack.ss_sp = stack.bytes;
-    context.uc_stack.ss_size = stack_bytes;
-    context.uc_link = nullptr;
-    makecontext(&context, run_threads, 0);
-    setcontext(&context);
+    if (std::exchange(stack.begun, true)) {
+        change(b.scheduler, stack.place);
+    } else {
+        begin(b.scheduler, stack.bytes, stack_bytes, run_threads);
+    }
 }
 
 // No thread of the block could go on while `advances` did not change: where that holds for all blocks of the cluster, those before have ended.
@@ -258,7 +258,7 @@ void run(Block& b, dim3 index, dim3 threads, dim3 grid) {
     }
     const std::lock_guard held(mutex);
     b.cluster->stuck_at[static_cast<size_t>(b.rank)] = ended;
-    for (Fiber& fiber : b.fibers) stacks.push_back(std::move(fiber.stack));
+    for (const Fiber& fiber : b.fibers) stacks.push_back(fiber.stack);
 }
 
 // The last of the waiting threads to arrive opens the barrier.
@@ -374,7 +374,7 @@ void open_all() {
 
 void yield() {
     Block& b = *block;
-    if (_setjmp(b.fibers[static_cast<size_t>(b.now)].stack->place) == 0) _longjmp(b.scheduler, 1);
+    change(b.fibers[static_cast<size_t>(b.now)].stack->place, b.scheduler);
 }
 
 void advance() {
