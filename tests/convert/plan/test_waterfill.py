@@ -184,7 +184,7 @@ def test_a_correction_is_taken_if_it_loses_less(
     """loss: of every plan but the first one, which loses 1."""
     seen: list[Plan] = []
 
-    def roughly(check: forecast.Check, plan: Plan, n: int = 2) -> float:
+    def roughly(check: forecast.Check, plan: Plan) -> float:
         seen.append(plan)
         return 1.0 if plan == seen[0] else loss
 

@@ -13,7 +13,7 @@ import numpy as np
 from latentkv.plan.allocation import Group, Table, least
 
 from ..compute import crew
-from ..course import PRICED, SHARED
+from ..course import SHARED
 from ..errors import ConvertError
 from ..frontier import Frontier, Line, Point, Us, is_as_fast
 from ..fuse.rotation import finished
@@ -177,7 +177,7 @@ class Waterfill:
         bought = allotment.best(candidate, self.shape, terms, terms.count.budget)
         if len(terms.prices) == 1:
             return bought
-        measured = check.roughly(bought.plan(self.shape, work.spec), PRICED) - terms.prices[bought.exact]
+        measured = check.roughly(bought.plan(self.shape, work.spec)) - terms.prices[bought.exact]
         scale = max(measured, 0.0) / max(bought.distortion(DROP_PENALTY), 1e-30)
         other = allotment.best(candidate, self.shape, replace(terms, scale=scale), terms.count.budget)
         return bought if other.exact == bought.exact else other
