@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gguf
@@ -184,7 +185,7 @@ def test_a_correction_is_taken_if_it_loses_less(
     """loss: of every plan but the first one, which loses 1."""
     seen: list[Plan] = []
 
-    def roughly(check: forecast.Check, plan: Plan, n: int = 2) -> float:
+    def roughly(check: forecast.Check, plan: Plan) -> float:
         seen.append(plan)
         return 1.0 if plan == seen[0] else loss
 
@@ -202,6 +203,26 @@ def test_a_correction_is_taken_if_it_loses_less(
     chosen = method.plan(work)
     assert len(seen) > 1
     assert (chosen.layers == seen[0].layers) == (loss > 1)
+
+
+def test_the_first_guess_of_a_format_is_by_likely_nats(
+    tiny: Tiny, calib: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Narrow exact tokens are worth it from two nats a unit of distortion on, and errors cost three: what is
+    run is what is bought, so it is not run again."""
+    work, method = prepared(tiny(), calib, 128, kv_budget=parse("25%"), recent=16)
+    terms = allotment.Terms(method.count, {"f16": 0.0, "q8_0": 0.0})
+    ran: list[Any] = []
+
+    def best(_: object, __: object, terms: allotment.Terms, ___: int) -> Any:
+        exact = "q8_0" if terms.scale > 2 else "f16"
+        return SimpleNamespace(exact=exact, plan=lambda *_: exact, distortion=lambda _: 1.0)
+
+    monkeypatch.setattr(allotment, "best", best)
+    check: Any = SimpleNamespace(roughly=lambda plan: ran.append(plan) or 3.0)
+    candidate: Any = None
+    assert method._settled(work, terms, candidate, check).exact == "q8_0"
+    assert ran == ["q8_0"]
 
 
 def test_rebuilt_keys_lose_less_than_rotated_ones(demo_plans: Any) -> None:

@@ -18,7 +18,7 @@ from ..errors import ConvertError
 from .attention import attention, capped, softmax
 from .carried import Rows, handed
 
-_BLOCK = 128  # queries at once: scores of a block stay in the processor's cache
+_BLOCK = 64  # queries at once: scores of a block stay in the processor's cache
 _SCORES = 1 << 27  # of all heads at once elsewhere
 
 

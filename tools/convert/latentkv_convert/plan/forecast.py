@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from latentkv.console.progress import stage
 
 from ..calibrate.sample import Sample
-from ..course import CHECK, CHOOSE, PRICED, ROUGHLY
+from ..course import CHECK, CHOOSE, PRICED
 from ..errors import warn
 from ..ir import FULL, SIDES, Forecast, LayerPlan, Plan, SidePlan
 from ..rows import sizes
@@ -87,9 +87,9 @@ class Check:
         error = float(np.std(per_window, ddof=1) / np.sqrt(n)) if n > 1 else float("nan")
         return Forecast(float(np.mean(per_window)), predicted, error, n)
 
-    def roughly(self, plan: Plan, n: int = ROUGHLY) -> float:
-        """The mean over the first n windows, in nats per token. `measured` goes on from there."""
-        return float(np.mean(self.divergences(plan, self._any[:n])))
+    def roughly(self, plan: Plan) -> float:
+        """The mean over the first windows, in nats per token. `measured` goes on from there."""
+        return float(np.mean(self.divergences(plan, self._any[:PRICED])))
 
     def price(self, paths: Mapping[str, str], regions: Plan) -> float:
         """Nats per token that exact tokens cost in the row formats of `regions`, where nothing else is done

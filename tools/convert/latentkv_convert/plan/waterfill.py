@@ -13,7 +13,7 @@ import numpy as np
 from latentkv.plan.allocation import Group, Table, least
 
 from ..compute import crew
-from ..course import PRICED, SHARED
+from ..course import SHARED
 from ..errors import ConvertError
 from ..frontier import Frontier, Line, Point, Us, is_as_fast
 from ..fuse.rotation import finished
@@ -30,6 +30,7 @@ DEPTHS = (4096, 16384, 65536)  # at which files are compared with f16 rows, and 
 BUDGETS = (0.5, 1.0, 2.0)  # for compressed rows, of the frontier, times the conversion's own
 QUICK_CHECKED = 2  # windows
 _TABLE = ("cost", "distortion")
+LIKELY = 4.0  # nats of a unit of distortion: 3.6 for models/demo at 8.5 %, 4.1 for SmolLM2-135M at 14 %
 TIE = 0.02  # of predicted divergence: fewer differences than two samples of a text have
 
 
@@ -171,13 +172,12 @@ class Waterfill:
         return coherent.counted(candidate, self.shape, work.spec, found)
 
     def _settled(self, work: Work, terms: Terms, candidate: Candidate, check: forecast.Check) -> Allotment:
-        """What the budget buys for the candidate. Distortions are nats up to a factor (3.6 for models/demo,
-        8.5 %), and prices of exact tokens are nats: the window that these were found on may ask for another
-        format."""
-        bought = allotment.best(candidate, self.shape, terms, terms.count.budget)
+        """What the budget buys for the candidate. Distortions are nats up to a factor, and prices of exact
+        tokens are nats: the window that these were found on may ask for another format."""
+        bought = allotment.best(candidate, self.shape, replace(terms, scale=LIKELY), terms.count.budget)
         if len(terms.prices) == 1:
             return bought
-        measured = check.roughly(bought.plan(self.shape, work.spec), PRICED) - terms.prices[bought.exact]
+        measured = check.roughly(bought.plan(self.shape, work.spec)) - terms.prices[bought.exact]
         scale = max(measured, 0.0) / max(bought.distortion(DROP_PENALTY), 1e-30)
         other = allotment.best(candidate, self.shape, replace(terms, scale=scale), terms.count.budget)
         return bought if other.exact == bought.exact else other
