@@ -18,7 +18,7 @@ from typing import Any
 
 from latentkv import _core
 from latentkv.chat.obeys import obeys
-from latentkv.chat.streams import ChatStream, StreamParser
+from latentkv.chat.streams import ChatParser, ChatStream, StreamParser
 
 _FRAMES = {
     "```json": "```",
