@@ -70,8 +70,7 @@ class Report:
 
     def cache(self) -> dict[str, Any]:
         """The whole cache under the file's plan, exact tokens and bookkeeping included, and what it costs."""
-        size = plan_sizes.cache_bytes(self.spec, self.plan, CONTEXT)
-        full = sizes.full_cache_bytes(self.spec, plan_sizes.slots_of(self.spec, self.plan, CONTEXT))
+        cache = plan_sizes.kv_bytes(self.spec, self.plan, CONTEXT)
         result: dict[str, Any] = {
             "sink": self.plan.sink,
             "recent": self.plan.recent,
@@ -79,8 +78,8 @@ class Report:
             "recent_format": self.plan.recent_format,
             "fitted_context": self.plan.fitted_context,
             "context": CONTEXT,
-            "bytes": size,
-            "share_of_f16": size / full,
+            "bytes": cache["total"],
+            "share_of_f16": cache["total"] / cache["f16_total"],
         }
         if self.plan.forecast is not None:
             seen = asdict(self.plan.forecast)
@@ -91,7 +90,7 @@ class Report:
         return result
 
     def as_dict(self) -> dict[str, Any]:
-        full = plan_sizes.full_bytes_per_token(self.spec, self.plan, CONTEXT)
+        full = plan_sizes.kv_bytes(self.spec, self.plan, CONTEXT)["f16_per_token"]
         layers = []
         for index, layer in enumerate(self.plan.layers):
             entry: dict[str, Any] = {"layer": index}
@@ -137,7 +136,7 @@ class Report:
 
     def blocks(self) -> list[Block]:
         """For the terminal."""
-        full = plan_sizes.full_bytes_per_token(self.spec, self.plan, CONTEXT)
+        full = plan_sizes.kv_bytes(self.spec, self.plan, CONTEXT)["f16_per_token"]
         header, rows = ["layer", "K path", "K ranks", "K energy", "V path", "V ranks", "V energy"], []
         for index in self.spec.row_layers:
             layer, row = self.plan.layers[index], [str(index)]
