@@ -150,8 +150,7 @@ KvCacheOptions cache_options(const Model& model, const SessionOptions& options) 
     KvCacheOptions cache;
     set_sizes(model, options, cache);
     set_exact_tokens(model.cache_spec(), options, cache);
-    shorten_ubatches(cache, model.cache_spec().full_beside_latents() && !options.evicts(),
-                     model.n_host_layers() == 0);
+    shorten_ubatches(cache, model.cache_spec().full_beside_latents() && !options.evicts(), model.n_host_layers() == 0);
     set_eviction(options, cache);
     set_formats(options, cache);
     return cache;
