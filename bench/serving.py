@@ -1,7 +1,6 @@
 """A server under load: streams that come and go, answers that have to be those of a quiet server, memory.
 
     python bench/serving.py model.gguf [--streams 16] [--minutes 10] [--leave 0.2] [--parallel 8]
-    python bench/serving.py model.gguf --pace   time between tokens of 8 streams, and of decode calls
 
 Prompts share beginnings of different lengths, so slots lend and reuse; every fifth client goes away at a
 random moment, some before their answer begins. Answers are greedy. With weights and rows of f32 they equal
@@ -42,12 +41,6 @@ LOAD = [
     Column("first", "resident at first", ".0f", "MiB"),
     Column("third", "after a third", ".0f", "MiB"),
     Column("last", "at last", ".0f", "MiB"),
-]
-PACE = [
-    Column("p50", "between tokens, median", ".2f", "ms"),
-    Column("p99", "99 %", ".2f", "ms"),
-    Column("native", "a decode call", ".2f", "ms"),
-    Column("ratio", "median over call", ".3f"),
 ]
 STARTS = 300  # seconds that a server may take
 TEXT = "The clerk of the town wrote numbers into a book, and the book went to the mill. "
@@ -164,57 +157,11 @@ async def load(args: argparse.Namespace, address: str, pid: int) -> dict[str, An
     }
 
 
-async def pace(args: argparse.Namespace, address: str) -> dict[str, Any]:
-    """Milliseconds between the tokens of 8 streams at once."""
-    import httpx
-
-    async with httpx.AsyncClient(base_url=address, timeout=None) as client:
-
-        async def stream(prompt: str) -> list[float]:
-            body = {"prompt": prompt, "max_tokens": args.tokens, "stream": True, "ignore_eos": True}
-            times: list[float] = []
-            async with client.stream("POST", "/v1/completions", json=body) as answer:
-                async for line in answer.aiter_lines():
-                    if line.startswith("data: {"):
-                        times.append(time.perf_counter())
-            return times
-
-        await asyncio.gather(*(stream(prompt) for prompt in prompts(1, 8)))
-        times = await asyncio.gather(*(stream(prompt) for prompt in prompts(2, 8)))
-    gaps = np.concatenate([np.diff(each)[4:] for each in times]) * 1e3
-    return {"p50": float(np.median(gaps)), "p99": float(np.percentile(gaps, 99))}
-
-
-def native(args: argparse.Namespace) -> float:
-    """Milliseconds of a decode call for 8 sequences behind the same prompts, without sampling."""
-    from latentkv import _core
-    from latentkv.plan.master import planned
-
-    model = _core.Model(args.model, n_gpu_layers=args.gpu_layers)
-    session = _core.Session(
-        model,
-        n_ctx=args.ctx_size,
-        n_seq_max=args.parallel,
-        n_threads=args.threads,
-        **planned(model, {"kv": args.kv} | ({"sink": 0, "recent": 0} if args.no_windows else {})),
-    )
-    for seq, prompt in enumerate(prompts(2, 8)):
-        tokens = model.tokenize(prompt.encode())
-        session.decode(tokens, seq=[seq] * len(tokens), output="none")
-    times = []
-    for step in range(args.tokens):
-        begin = time.perf_counter()
-        session.decode([step % 100 + 5] * 8, seq=list(range(8)), output="all")
-        times.append(time.perf_counter() - begin)
-    return float(np.median(times[4:]) * 1e3)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", help="GGUF")
-    parser.add_argument("--pace", action="store_true", help="time between tokens instead of load")
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--leave", type=float, default=0.2, help="share of clients that go away")
@@ -231,16 +178,10 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="JSON")
     args = parser.parse_args()
     with server(args) as (address, pid):
-        row = asyncio.run(pace(args, address) if args.pace else load(args, address, pid))
-    if args.pace:
-        row["native"] = native(args)
-        row["ratio"] = row["p50"] / row["native"]
+        row = asyncio.run(load(args, address, pid))
     print(json.dumps(row, indent=1))
     if args.out:
-        columns = PACE if args.pace else LOAD
-        record.save(args.out, command=shown(), columns=columns, rows=[row], note=str(__doc__).splitlines()[0])
-    if args.pace:
-        return 0
+        record.save(args.out, command=shown(), columns=LOAD, rows=[row], note=str(__doc__).splitlines()[0])
     agree = 1 - row["different"] / max(1, row["answers"])
     return 0 if agree >= args.share and not row["busy"] and row["last"] - row["third"] < 8 else 1
 

@@ -93,9 +93,8 @@ def sizes(model: Any, plain: Any, job: Job) -> dict[str, Any]:
     )
     if allocated != forecast:
         raise SystemExit(f"error: [bytes] expected {forecast} allocated, as forecast; got {allocated}")
-    full = plain.forecast(SERVED, kv="f16", sink=0, recent=0)
     total = model.forecast(SERVED, **options)["total"]
-    share = total / (SERVED * full["f16_per_token"] + full["cells"])
+    share = total / plain.forecast(SERVED, kv="f16", sink=0, recent=0)["f16_total"]
     factors = (model.size_bytes - plain.size_bytes) / (1 << 20)
     held = {"bytes": total / SERVED, "share": share, "factors": factors}
     return held | {"ran": where, "weights": model.weights}

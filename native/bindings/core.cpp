@@ -9,7 +9,6 @@
 #include "cache/formats.h"
 #include "cache/options.h"
 #include "cache/recurrent/sequence_state.h"
-#include "cache/slots.h"
 #include "devices/gpus.h"
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
@@ -57,26 +56,6 @@ py::list gpu_memory() {
     return found;
 }
 
-// Slots of a cache of one sequence on a GPU: its ubatches are longer, so exact windows and rings have more slots than on the CPU.
-py::dict cache_slots(int n_ctx, int sink, int recent, double recent_ratio, bool full_beside_latents,
-                     const std::vector<int>& windows, bool blocks) {
-    lkv::KvCacheOptions options;
-    options.n_ctx = n_ctx;
-    options.n_ubatch = std::min(options.n_ubatch, n_ctx);
-    options.sink = sink;
-    options.recent = recent;
-    options.recent_ratio = recent_ratio;
-    lkv::shorten_ubatches(options, full_beside_latents, true);
-    const lkv::CacheSlots slots = lkv::count_slots(options, windows, blocks);
-    py::dict found;
-    found["sink"] = slots.sink;
-    found["recent"] = slots.recent;
-    found["middle"] = slots.middle;
-    found["ring"] = slots.ring;
-    found["in_ring"] = slots.in_ring;
-    return found;
-}
-
 }  // namespace
 
 PYBIND11_MODULE(_core, module) {
@@ -109,8 +88,6 @@ PYBIND11_MODULE(_core, module) {
     module.attr("MOST_GUESSES") = lkv::most_guesses;
     module.attr("STATE_SLOTS") = +lkv::SequenceState::slots_of_sequence;
     module.attr("DEMOTION_BATCH") = lkv::demotion_batch;
-    module.def("cache_slots", &cache_slots, py::arg("n_ctx"), py::arg("sink"), py::arg("recent"),
-               py::arg("recent_ratio"), py::arg("full_beside_latents"), py::arg("windows"), py::arg("blocks"));
     module.def(
         "content_hash", [](const std::string& path) { return lkv::content_hash(lkv::GgufFile::open(path)); },
         py::arg("path"));

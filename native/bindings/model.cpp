@@ -202,6 +202,8 @@ py::dict kv_bytes_dict(const lkv::KvBytes& bytes) {
     out["cell_bytes"] = lkv::Cells::bytes_per_slot();
     out["per_token"] = bytes.per_token;
     out["f16_per_token"] = bytes.f16_per_token;
+    out["f16_total"] = bytes.f16_total;
+    out["share"] = bytes.share;
     py::list regions;
     for (const lkv::RegionBytes& region : bytes.regions) {
         py::dict item;

@@ -2,15 +2,20 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <numeric>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
 #include "bindings.h"
 #include "cache/formats.h"
+#include "cache/kv_cache.h"
 #include "cache/row.h"
+#include "cache/slots.h"
 
 namespace py = pybind11;
 
@@ -45,12 +50,84 @@ std::vector<std::vector<lkv::SegmentSpec>> specs_of(const Groups& groups) {
     return specs;
 }
 
-int row_bytes(const Groups& groups) {
+std::vector<std::vector<lkv::SegmentSpec>> in_whole_units(const Groups& groups) {
     auto specs = specs_of(groups);
     for (auto& group : specs) {
         for (lkv::SegmentSpec& segment : group) segment.width = whole_units(segment.format, segment.width);
     }
-    return lkv::RowPlan(specs).row_bytes();
+    return specs;
+}
+
+int row_bytes(const Groups& groups) { return lkv::RowPlan(in_whole_units(groups)).row_bytes(); }
+
+// A cache of one sequence on a GPU: its ubatches are longer, so exact windows and rings have more slots than on the CPU.
+lkv::KvCacheOptions one_sequence(int n_ctx, int sink, int recent, double recent_ratio, bool full_beside_latents) {
+    lkv::KvCacheOptions options;
+    options.n_ctx = n_ctx;
+    options.n_ubatch = std::min(options.n_ubatch, n_ctx);
+    options.sink = sink;
+    options.recent = recent;
+    options.recent_ratio = recent_ratio;
+    lkv::shorten_ubatches(options, full_beside_latents, true);
+    return options;
+}
+
+py::dict cache_slots(int n_ctx, int sink, int recent, double recent_ratio, bool full_beside_latents,
+                     const std::vector<int>& windows) {
+    const lkv::CacheSlots slots =
+        lkv::count_slots(one_sequence(n_ctx, sink, recent, recent_ratio, full_beside_latents), windows, false);
+    py::dict found;
+    found["sink"] = slots.sink;
+    found["recent"] = slots.recent;
+    found["middle"] = slots.middle;
+    found["ring"] = slots.ring;
+    found["in_ring"] = slots.in_ring;
+    return found;
+}
+
+using Side = std::tuple<bool, bool, Groups>;                          // is full; is of form E; segments
+using Layer = std::tuple<std::pair<int, int>, int, int, Side, Side>;  // KV heads, their width; window; key_only; K, V
+
+lkv::TensorSpec tensor_of(const Side& side) {
+    lkv::TensorSpec spec;
+    spec.encoded = std::get<1>(side);
+    spec.formats.emplace();
+    for (const auto& group : in_whole_units(std::get<2>(side))) {
+        spec.segments.emplace_back();
+        spec.formats->emplace_back();
+        for (const lkv::SegmentSpec& segment : group) {
+            spec.segments.back().push_back(segment.width);
+            spec.formats->back().push_back(segment.format);
+        }
+        spec.ranks.push_back(std::accumulate(spec.segments.back().begin(), spec.segments.back().end(), 0));
+    }
+    return spec;
+}
+
+py::dict plan_bytes(const std::vector<Layer>& layers, int n_ctx, int sink, int recent, double recent_ratio,
+                    const std::string& sink_format, const std::string& recent_format) {
+    lkv::HParams hparams;
+    lkv::CacheSpec spec;
+    hparams.n_layer = static_cast<int>(layers.size());
+    for (const auto& [heads, window, key_only, k, v] : layers) {
+        hparams.heads.push_back({heads.first, heads.second});
+        lkv::LayerCacheSpec& layer = spec.layers.emplace_back();
+        layer.k = tensor_of(k);
+        layer.v = tensor_of(v);
+        layer.key_only = key_only;
+        layer.k_path = layer.k.ranks.empty() ? lkv::KPath::value
+                       : std::get<0>(k)      ? lkv::KPath::full
+                                             : lkv::KPath::rotated;
+        layer.v_path = std::get<0>(v) ? lkv::VPath::full : lkv::VPath::latent;
+        lkv::LayerAttention& attention = hparams.block.layers.emplace_back();
+        attention.window = window;
+        if (!layer.has_rows()) attention.mixer = lkv::Mixer::none;
+        if (key_only > 0) hparams.mla.kv_rank = heads.second - key_only;
+    }
+    lkv::KvCacheOptions options = one_sequence(n_ctx, sink, recent, recent_ratio, spec.full_beside_latents());
+    options.sink_format = {format_of(sink_format), true};
+    options.recent_format = {format_of(recent_format), true};
+    return kv_bytes_dict(lkv::KvCache(hparams, spec, options, false).bytes());
 }
 
 py::tuple stored_rows(const Groups& groups, const Floats& rows) {
@@ -77,5 +154,9 @@ py::tuple stored_rows(const Groups& groups, const Floats& rows) {
 void bind_rows(py::module_& module) {
     module.def("format_bytes", &format_bytes, py::arg("format"), py::arg("width"));
     module.def("row_bytes", &row_bytes, py::arg("groups"));
+    module.def("cache_slots", &cache_slots, py::arg("n_ctx"), py::arg("sink"), py::arg("recent"),
+               py::arg("recent_ratio"), py::arg("full_beside_latents"), py::arg("windows"));
+    module.def("plan_bytes", &plan_bytes, py::arg("layers"), py::arg("n_ctx"), py::arg("sink"), py::arg("recent"),
+               py::arg("recent_ratio"), py::arg("sink_format"), py::arg("recent_format"));
     module.def("stored_rows", &stored_rows, py::arg("groups"), py::arg("rows"));
 }

@@ -65,10 +65,23 @@ def cache_slots(
     recent_ratio: float,
     full_beside_latents: bool,
     windows: Sequence[int],
-    blocks: bool,
 ) -> CacheSlots:
     """Slots of a cache of one sequence on a GPU. full_beside_latents: in every layer exact tokens are full
-    rows, others latents. windows: of every layer, 0: none. blocks: K lies in token blocks."""
+    rows, others latents. windows: of every layer, 0: none."""
+
+def plan_bytes(
+    layers: Sequence[tuple[Any, ...]],
+    n_ctx: int,
+    sink: int,
+    recent: int,
+    recent_ratio: float,
+    sink_format: str,
+    recent_format: str,
+) -> dict[str, Any]:
+    """Session.kv_bytes() of one sequence on a GPU. layers: ((KV heads, their width), sliding window or 0,
+    channels of V's row that are of the key alone, K, V); K and V: (whether full rows, whether latents of form
+    E, the segments of every group as in row_bytes()). No groups: of V, the layer has no rows; of K, they are
+    in those of V."""
 
 def content_hash(path: str) -> str:
     """64 hexadecimal digits that a sidecar knows its base by: docs/gguf.md, Sidecars."""
@@ -267,6 +280,7 @@ class Session:
     def kv_bytes(self) -> dict[str, Any]:
         """Allocated bytes: {"total", "k", "v", "cells", "states": of recurrent layers, "snapshots": copies of
         states, as many as there are now, "snapshots_most", "per_token": float, "f16_per_token": float,
+        "f16_total": of f16's rows and cells for the whole context, "share": of f16's bytes per token, float,
         "n_cells": tokens of the context, "cell_bytes": of one cell, "regions": [{"name", "slots", "used",
         "k", "v"}], "layer_slots": [int]}; used: slots that hold a token, under eviction in the layer that has
         most; layer_slots: of every layer those of its compressed rows, fewer where it has a sliding window or

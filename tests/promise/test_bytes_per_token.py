@@ -137,8 +137,12 @@ def test_converter_foresees_the_bytes_of_a_plan(converted: Any, n_ctx: int) -> N
     regions = m.regions
     plan = Plan(tuple(LayerPlan(**side) for side in sides), regions["sink"], regions["recent"])
     spec = archs.model_spec(json.loads((DEMO / "config.json").read_text(encoding="utf-8")))
-    got = m.forecast(n_ctx)["total"]
-    assert plan_sizes.cache_bytes(spec, plan, n_ctx) == got
+    forecast = m.forecast(n_ctx)
+    got, foreseen = forecast["total"], plan_sizes.kv_bytes(spec, plan, n_ctx)
+    assert foreseen["total"] == got
+    assert [foreseen[key] for key in ("share", "f16_total")] == [
+        forecast[key] for key in ("share", "f16_total")
+    ]
     if n_ctx == 32768:
         budget = 0.14 * n_ctx * (m.forecast(n_ctx, kv="f16")["f16_per_token"] + CELL)
         added = factors.added_bytes(m)

@@ -121,8 +121,10 @@ KvBytes KvCache::bytes() const {
         total.v += region.bytes[1];
         total.cells += cells;
         // of the middle, and of the ring that all tokens share
-        if (static_cast<int>(r) >= placement_.middle())
+        if (static_cast<int>(r) >= placement_.middle()) {
             total.per_token += static_cast<double>(region.total_bytes() + cells);
+            total.f16_total += Cells::bytes_per_slot() * static_cast<size_t>(held.capacity());
+        }
     }
     const auto n_slots = static_cast<size_t>(states_.n_slots());
     total.states = n_slots * states_.slot_bytes();
@@ -144,6 +146,8 @@ KvBytes KvCache::bytes() const {
         total.layer_slots.push_back(placement_.cells(middle, il).capacity());
     }
     total.f16_per_token = f16_bytes_ / total.n_cells;
+    total.f16_total += static_cast<size_t>(f16_bytes_);
+    total.share = total.per_token * total.n_cells / static_cast<double>(total.f16_total);
     return total;
 }
 

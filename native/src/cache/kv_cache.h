@@ -32,6 +32,8 @@ struct KvBytes {
     // A token of the context, cells included: in the middle region, or its share of middle and recent. The ring is shared by all.
     double per_token = 0;
     double f16_per_token = 0;  // full K and V of the same model in f16, in as many slots of every layer; rows only
+    size_t f16_total = 0;      // of the whole context, cells included
+    double share = 0;          // of f16's bytes, per token: per_token of f16_total / n_cells
     std::vector<RegionBytes> regions;
     int n_cells = 0;               // tokens of the context: cells of the middle
     std::vector<int> layer_slots;  // slots of each layer's middle, or of its ring

@@ -37,7 +37,7 @@ public:
 
     size_t bytes() const { return bytes_; }
     float* row(size_t token) const;  // null: none waits
-    // Writes the blocks among `targets`, as claim_settled() gave them, of the rows that are filled by now.
+    // Writes the blocks among `targets`, as claim() gave them, of the rows that are filled by now.
     void write(std::span<const SlotRef> targets);
 
 private:

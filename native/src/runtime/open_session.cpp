@@ -70,9 +70,8 @@ Session::Session(std::shared_ptr<const Model> model, const SessionPlan& plan)
     }
     const KvBytes bytes = cache_.bytes();
     log(LogLevel::info, "kv: ", cache_.options().n_ctx, " cells, K ", bytes.k >> 10, " KiB, V ", bytes.v >> 10,
-        " KiB, ", static_cast<int>(100.0 * bytes.per_token / bytes.f16_per_token + 0.5),
-        " % of f16 per token, rotated rows: K ", (rotated() & 1U) != 0 ? "yes" : "no", ", V ",
-        (rotated() & 2U) != 0 ? "yes" : "no");
+        " KiB, ", static_cast<int>(100.0 * bytes.share + 0.5), " % of f16 per token, rotated rows: K ",
+        (rotated() & 1U) != 0 ? "yes" : "no", ", V ", (rotated() & 2U) != 0 ? "yes" : "no");
     log(LogLevel::info, "latent_attn: ", implementation());
 }
 

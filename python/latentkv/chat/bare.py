@@ -11,15 +11,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from latentkv import _core
+from latentkv.chat.streams import ChatParser, ChatStream, StreamParser
 from latentkv.chat.untagged import begins_call
-
-if TYPE_CHECKING:
-    from latentkv._core import ChatParser, ChatStream
-else:  # the native classes are not derived from, their places are taken
-    ChatParser = ChatStream = object
 
 _BLANK = " \t\r\n"
 _NAME = re.compile(r'\{\s*"name"')
@@ -37,7 +32,7 @@ def call_or_text(required: str) -> str | None:
     return text.rstrip() + "\nfree-text ::= [^{ \\t\\r\\n] free-character*\nfree-character ::= .\n"
 
 
-class BareParser(ChatParser):
+class BareParser(StreamParser):
     """Parses an object that begins like a call of one of `names` with the parser `calls`, and the text before
     it with the parser `text`. required: the grammar of a required call. anywhere: the object may follow text;
     otherwise it must be the whole answer."""
@@ -56,13 +51,6 @@ class BareParser(ChatParser):
             return verdict
         key = _SECOND_KEY.match(text)
         return None if key is None else rf'"\"{key[1]}\""' in self._required
-
-    def parse(self, text: str, is_partial: bool) -> str:
-        stream = self.stream()
-        stream.push(text)
-        if not is_partial:
-            stream.push("", False)
-        return stream.message
 
     def stream(self) -> ChatStream:
         return _Stream(self)

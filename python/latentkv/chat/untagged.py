@@ -14,15 +14,11 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from latentkv import _core
 from latentkv.chat.obeys import obeys
-
-if TYPE_CHECKING:
-    from latentkv._core import ChatParser, ChatStream
-else:  # nothing derives from the native classes; these replace them
-    ChatParser = ChatStream = object
+from latentkv.chat.streams import ChatParser, ChatStream, StreamParser
 
 _FRAMES = {
     "```json": "```",
@@ -35,7 +31,7 @@ _OPENERS = sorted(_FRAMES, key=len, reverse=True)
 _BLANK = " \t\r\n"
 
 
-class UntaggedParser(ChatParser):
+class UntaggedParser(StreamParser):
     """Parses answers as the template's parser does, and also calls without tags. names: of the offered tools.
     several: whether an answer may have more than one call. strict: schemas that the arguments of strict
     functions must obey."""
@@ -49,13 +45,6 @@ class UntaggedParser(ChatParser):
     ) -> None:
         self._native, self._names, self._several = native, frozenset(names), several
         self._strict = dict(strict or {})
-
-    def parse(self, text: str, is_partial: bool) -> str:
-        stream = self.stream()
-        stream.push(text)
-        if not is_partial:
-            stream.push("", False)
-        return stream.message
 
     def stream(self) -> ChatStream:
         return _Stream(self._native.stream(), self._names, self._several, self._strict)

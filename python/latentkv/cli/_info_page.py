@@ -241,7 +241,7 @@ def _memory(forecast: list[dict[str, Any]], on_gpu: bool) -> list[Block]:
             [
                 kv,
                 tenths(last["per_token"]),
-                f"{100 * last['per_token'] / (last['f16_per_token'] + last['cell_bytes']):.1f} %",
+                f"{100 * last['share']:.1f} %",
                 *(bytes_text(at[count]["total"]) for count in contexts),
                 bytes_text(last["compute"]),
                 *([bytes_text(last["prefill"])] if lazy else []),

@@ -165,7 +165,6 @@ def split_reference(text: str) -> tuple[str | None, str]:
 
 def report(r: dict[str, Any]) -> list[Block]:
     """What people read: one line without a reference, llama-perplexity's statistics with one."""
-    share = r["kv_bytes_per_token"] / r["f16_bytes_per_token"]
     allocated = r["kv_bytes"] / (r["parallel"] * r["n_ctx"])
     exact = ""
     if allocated > 1.01 * r["kv_bytes_per_token"]:
@@ -176,7 +175,7 @@ def report(r: dict[str, Any]) -> list[Block]:
         f"{r['chunks']} windows of {r['n_ctx']}"
         f"{', decoded one by one' if r['decode'] else ''})",
         f"cache       {tenths(r['kv_bytes_per_token'])} bytes per token, "
-        f"{100 * share:.1f} % of full K and V in f16{exact}",
+        f"{100 * r['share_of_f16']:.1f} % of f16's{exact}",
         f"speed       {r['tokens_per_second']:.0f} tokens/s",
     ]
     if "kld" in r:

@@ -78,11 +78,14 @@ class Progress:
 
     slot: int = -1
     prompt_tokens: int = 0
-    completion_tokens: int = 0  # generated, the end token excluded
     timings: Timings = field(default_factory=Timings)
-    tokens: list[int] = field(default_factory=list)  # generated
+    tokens: Sequence[int] = ()  # generated, the end token excluded
     end: int | None = None  # the token by which the model ended the answer
     embedding: NDArray[np.float32] | None = None  # [1, n_embd], [n_tokens, n_embd] where nothing was pooled
+
+    @property
+    def completion_tokens(self) -> int:
+        return len(self.tokens)
 
 
 class Ticket:

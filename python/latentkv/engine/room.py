@@ -49,15 +49,15 @@ class Room:
 
     def grow(self, slot: Slot) -> None:
         """More room for an answer that was promised less than it may have, if there is any."""
-        job = slot.job
-        assert job is not None
-        if job.limit < job.hard_limit and job.ticket.progress.completion_tokens + 1 >= job.limit:
+        assert slot.job is not None
+        answer = slot.job.writer
+        if answer.limit < answer.hard_limit and answer.left <= 1:
             shift = self.sequences.shift
             if shift is not None and len(slot.tokens) + 1 >= self.n_ctx_seq:
                 self.sequences.halve(slot, shift.n_keep)
             room = self.n_ctx_seq - 1 - len(slot.tokens)
-            more = min(EXTENSION, job.hard_limit - job.limit, room)
-            job.limit += more if self.make(slot, more) else max(0, min(more, self.free(slot)))
+            more = min(EXTENSION, answer.hard_limit - answer.limit, room)
+            answer.limit += more if self.make(slot, more) else max(0, min(more, self.free(slot)))
 
     # The store.
 

@@ -14,12 +14,11 @@ from latentkv import _core
 from latentkv.engine.lines import Lines
 from latentkv.engine.request import Request, Ticket
 from latentkv.generate.scores import PromptScores, drawn_score, token_score
-from latentkv.generate.writer import AnswerWriter, Piece
+from latentkv.generate.writer import AnswerWriter, Drawn, Ends, Piece
 from latentkv.sampling.closing import closing_of
 from latentkv.sampling.logprobs import TokenScore
 from latentkv.session.pool import Pool
-
-Drawn = tuple[int, bytes, bool] | str  # a token, its bytes, whether it ends an answer; or why there is none
+from latentkv.session.timings import Timings
 
 
 class Job:
@@ -32,18 +31,22 @@ class Job:
         sequence may have."""
         request = ticket.request
         sampling = request.sampling.within(n_ctx)
-        self.ticket, self.limit, self.hard_limit = ticket, limit, hard_limit
+        self.ticket = ticket
         self.pending = list(request.prompt[cached:])  # to be evaluated
         self.has_read = False  # all of the prompt
-        self._model = model
         self.sampler = sampling.sampler(model)
-        self._closing = closing_of(model, request.sampling.grammar)
-        score = partial(_score, model, self.sampler, request)
+        timings = ticket.progress.timings
+        cut = None if request.lines is None else partial(_cut, Lines(request.lines), timings)
         is_scored = request.logprobs is not None or request.with_tokens
-        self._writer = AnswerWriter(
-            request.stop, score if is_scored else None, self._closing, request.ignore_eos
+        self.writer = AnswerWriter(
+            Ends(request.stop, request.ignore_eos, cut),
+            limit,
+            hard_limit,
+            partial(_score, model, self.sampler, request) if is_scored else None,
+            closing_of(model, request.sampling.grammar),
+            {token: model.token_to_piece(token, True) for token in request.shown},
         )
-        self._lines = None if request.lines is None else Lines(request.lines)
+        ticket.progress.tokens = self.writer.tokens
         self._prompt = (
             PromptScores(model, request.prompt, request.logprobs or 0, range(model.n_vocab))
             if request.scores_prompt
@@ -51,7 +54,6 @@ class Job:
         )
         self._pool = None if request.pooling is None else Pool(request.pooling, len(request.prompt))
         self._begin = time.perf_counter()
-        timings = ticket.progress.timings
         timings.cached_n, timings.prompt_n = cached, len(self.pending)
         for token in request.prompt[max(0, len(request.prompt) - sampling.n_seen) :]:
             self.sampler.accept(token, in_grammar=False)
@@ -95,13 +97,13 @@ class Job:
         if self._pool is not None:
             return self._embedded(self._pool, logits)
         if self._prompt is None:
-            is_all = self.limit == 0 and not self.pending
+            is_all = self.writer.limit == 0 and not self.pending
             return Piece("", (), "length") if is_all else None
         self.score(logits)
         if self.pending:
             return None
         text = self._prompt.text
-        return Piece(text, self._prompt.before(len(text)), "length" if self.limit == 0 else None)
+        return Piece(text, self._prompt.before(len(text)), "length" if self.writer.limit == 0 else None)
 
     def _embedded(self, pool: Pool, states: NDArray[np.float32]) -> Piece | None:
         pool.add(states)
@@ -110,49 +112,28 @@ class Job:
         self.ticket.progress.embedding = pool.result()
         return Piece("", (), "stop")
 
-    def may_be(self, logits: NDArray[np.float32]) -> NDArray[np.float32] | None:
-        """The logits [n_vocab] to draw from in place of these: where the answer has to be closed."""
-        if self._closing is None:
-            return None
-        return self._closing.applied(logits, self.hard_limit - self.ticket.progress.completion_tokens)
-
-    def advance(self, drawn: Drawn, logits: NDArray[np.float32]) -> Piece:
-        """Takes what was drawn after the last token of `pending`, which was evaluated; what can be shown
-        now, and in the last one why the answer ends.
+    def advance(self, drawn: Drawn | str, logits: NDArray[np.float32]) -> Piece:
+        """Takes what was drawn after the last token of `pending`, which was evaluated, or why there is
+        nothing; what can be shown now, and in the last one why the answer ends.
 
         logits: [n_vocab]
         """
         if isinstance(drawn, str):
             raise _core.Error(drawn)
-        token, piece, is_end = drawn
-        now = time.perf_counter()
-        progress, timings, request = self.ticket.progress, self.ticket.progress.timings, self.ticket.request
+        now, timings = time.perf_counter(), self.ticket.progress.timings
         if not self.has_read:
             self.has_read = True
             timings.prompt_s, self._begin = now - self._begin, now
         else:
             timings.predicted_n += 1
             timings.predicted_s = now - self._begin
-        if token in request.shown:
-            piece = self._model.token_to_piece(token, True)
-        shown = self._writer.write(token, piece, is_end, logits)
-        if self._writer.completion_tokens == progress.completion_tokens:  # it was not written
-            progress.end = token
-            return shown
-        progress.completion_tokens += 1
-        progress.tokens.append(token)
-        if self._lines is not None and shown.finish_reason is None:
-            kept = self._lines.push(shown.text, timings.predicted_s)
-            if kept is not None:
-                return Piece(shown.text[:kept], shown.tokens, "length")
-        if shown.finish_reason is None and progress.completion_tokens >= self.limit:
-            end = self._writer.end("length")
-            shown = Piece(shown.text + end.text, shown.tokens + end.tokens, end.finish_reason)
-        self.pending = [token]
+        shown = self.writer.step(drawn, logits)
+        self.ticket.progress.end = self.writer.end
+        self.pending = [drawn[0]]
         return shown
 
 
-# No method of Job: a writer that held its job would be part of a circle.
+# No methods of Job: a writer that held its job would be part of a circle.
 def _score(
     model: _core.Model,
     sampler: _core.Sampler,
@@ -166,13 +147,15 @@ def _score(
     return token_score(model, token, at, logits, request.logprobs, request.shown)
 
 
-def drawn(jobs: Sequence[Job], logits: NDArray[np.float32], rows: Sequence[int]) -> list[Drawn]:
+def _cut(lines: Lines, timings: Timings, text: str) -> int | None:
+    return lines.push(text, timings.predicted_s)
+
+
+def drawn(jobs: Sequence[Job], logits: NDArray[np.float32], rows: Sequence[int]) -> list[Drawn | str]:
     """What comes next in each answer, after its row of the logits [n, n_vocab]. One call for all, without
     the GIL: the thread that sends what came before goes on meanwhile."""
-    changed = [job.may_be(logits[row]) for job, row in zip(jobs, rows, strict=True)]
-    if any(row is not None for row in changed):
-        pairs = zip(changed, rows, strict=True)
-        logits = np.stack([logits[row] if own is None else own for own, row in pairs])
+    if any(job.writer.closes for job in jobs):
+        logits = np.stack([job.writer.closed(logits[row]) for job, row in zip(jobs, rows, strict=True)])
         rows = range(len(jobs))
     return _core.next_tokens([job.sampler for job in jobs], logits, rows)
 
@@ -204,5 +187,4 @@ class Slot:
         sampled, not evaluated."""
         if self.job is None:
             return 0
-        left = self.job.limit - self.job.ticket.progress.completion_tokens
-        return len(self.job.pending) + max(0, left - 1)
+        return len(self.job.pending) + max(0, self.job.writer.left - 1)

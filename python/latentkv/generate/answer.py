@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from latentkv.errors import expected
 from latentkv.generate.caller import Caller
-from latentkv.generate.loop import token_loop
+from latentkv.generate.loop import TokenLoop, token_loop
 from latentkv.generate.processors import LogitsProcessor, StoppingCriteria
 from latentkv.generate.scores import PromptScores, token_score
-from latentkv.generate.writer import AnswerWriter, Piece
+from latentkv.generate.writer import AnswerWriter, Ends, Piece
 from latentkv.ranges import TOKENS, integer
 from latentkv.sampling.closing import closing_of
 from latentkv.sampling.logprobs import TokenScore
@@ -55,18 +55,21 @@ class Answer:
             TOKENS.check("logprobs", options.logprobs)
         room = n_ctx - len(prompt)
         asked = 0 if options.max_tokens is None else integer("max_tokens", options.max_tokens)
-        self.limit = min(asked, room) if asked > 0 else room
+        limit = min(asked, room) if asked > 0 else room
         self.prompt_tokens = len(prompt)
         self._llama, self._cached = llama, llama.evaluator
         self._prompt = prompt
         self._options = options
+        self._loop = token_loop(llama, sampling, options.processor)
+        asked_to = None if options.stopping is None else partial(_stop_asked, self._loop, options.stopping)
         closing = closing_of(llama.model, sampling.grammar)
-        self._loop = token_loop(llama, sampling, options.processor, closing)
-        self._writer = AnswerWriter(options.stop, partial(_score, llama, options), closing)
+        shown = {token: llama.model.token_to_piece(token, True) for token in options.shown}
+        score = partial(_score, llama, options)
+        self._writer = AnswerWriter(Ends(options.stop, asked=asked_to), limit, limit, score, closing, shown)
 
     @property
     def completion_tokens(self) -> int:
-        return self._writer.completion_tokens
+        return len(self._writer.tokens)
 
     @property
     def _model(self) -> _core.Model:
@@ -100,30 +103,22 @@ class Answer:
     def _until_the_end(self) -> Iterator[Piece]:
         self._loop.start(self._prompt)
         while True:
-            token = self._loop.next(self.limit - self.completion_tokens)
-            piece = self._model.token_to_piece(token, token in self._options.shown)
-            shown = self._writer.write(token, piece, self._model.is_eog(token), self._loop.logits)
+            token = self._loop.next(self._writer.closed)
+            drawn = token, self._model.token_to_piece(token), self._model.is_eog(token)
+            shown = self._writer.step(drawn, self._loop.logits)
             if shown.text or shown.tokens or shown.finish_reason is not None:
                 yield shown
             if shown.finish_reason is not None:
                 return
-            if self._stop_asked(token):
-                yield self._writer.end("stop")
-                return
-            if self.completion_tokens == self.limit:
-                yield self._writer.end("length")
-                return
             self._loop.push([token])
 
-    def _stop_asked(self, token: int) -> bool:
-        stopping = self._options.stopping
-        return stopping is not None and stopping(
-            np.append(self._loop.input_ids, np.intc(token)), self._loop.logits
-        )
 
-
-# No method: a writer that held its answer would be part of a circle, which would keep the model open.
+# No methods: a writer that held its answer would be part of a circle, which would keep the model open.
 def _score(
     llama: Caller, options: AnswerOptions, token: int, offset: int, logits: NDArray[np.float32] | None
 ) -> TokenScore:
     return token_score(llama.model, token, offset, logits, options.logprobs, options.shown)
+
+
+def _stop_asked(loop: TokenLoop, stopping: StoppingCriteria, token: int) -> bool:
+    return stopping(np.append(loop.input_ids, np.intc(token)), loop.logits)

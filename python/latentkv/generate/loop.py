@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +13,6 @@ from latentkv import ranges
 from latentkv.errors import expected
 from latentkv.generate.caller import Caller
 from latentkv.generate.processors import LogitsProcessor, StoppingCriteria
-from latentkv.sampling.closing import JsonClosing
 from latentkv.sampling.options import SamplingOptions
 from latentkv.sampling.speculative import DraftModel
 from latentkv.session.timings import Timings
@@ -37,13 +36,12 @@ class TokenLoop:
         processor: LogitsProcessor | None = None,
         draft: DraftModel | None = None,
         last_n: int = 64,
-        closing: JsonClosing | None = None,
     ) -> None:
         """last_n: tokens of the prompt that the sampler's penalties see."""
         self.timings = Timings()
         self._cached, self._processor = cached, processor
         self._sampler: _core.Sampler | None = sampler  # None: the model is closed
-        self._draft, self._last_n, self._closing = draft, last_n, closing
+        self._draft, self._last_n = draft, last_n
         self._ahead: list[int] = []
         self._rows: NDArray[np.float32] | None = None  # [1 + guesses, n_vocab]
         cached.add(self)
@@ -85,16 +83,16 @@ class TokenLoop:
         for token in prompt[max(0, len(prompt) - self._last_n) :]:
             sampler.accept(token, in_grammar=False)
 
-    def next(self, left: int | None = None) -> int:
-        """Samples after the last token. left: how many tokens may still come, this one among them."""
+    def next(self, closed: Callable[[NDArray[np.float32]], NDArray[np.float32]] | None = None) -> int:
+        """Samples after the last token. closed: changes logits where the answer has to end."""
         sampler = self.hold()
         begin = time.perf_counter()
         logits = self.logits
         if self._processor is not None:
             logits = np.ascontiguousarray(self._processor(self.input_ids, logits.copy()), dtype=np.float32)
             self.hold()  # a processor may have made calls of its own
-        if self._closing is not None and left is not None:
-            logits = self._closing.applied(logits, left)
+        if closed is not None:
+            logits = closed(logits)
         token = sampler.sample(logits)
         sampler.accept(token)
         self.timings.predicted_s += time.perf_counter() - begin
@@ -186,11 +184,9 @@ def token_loop(
     llama: Caller,
     options: SamplingOptions,
     processor: LogitsProcessor | None = None,
-    closing: JsonClosing | None = None,
 ) -> TokenLoop:
-    """closing: says what may come near the limit of an answer; whoever counts tokens has it."""
     sampler = options.sampler(llama.model)
-    return TokenLoop(llama.evaluator, sampler, processor, llama.draft_model, options.n_seen, closing)
+    return TokenLoop(llama.evaluator, sampler, processor, llama.draft_model, options.n_seen)
 
 
 def next_token(

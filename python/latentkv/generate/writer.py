@@ -1,8 +1,9 @@
-"""Drawn tokens become pieces of an answer: text that can be shown, and at its end why it ended."""
+"""Drawn tokens become pieces of an answer: text that can be shown, and at its end why it ended. All that ends
+an answer is decided here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from latentkv.sampling.closing import JsonClosing
 from latentkv.sampling.logprobs import TokenScore
 from latentkv.text import StopMatcher, Utf8Stream
 
+Drawn = tuple[int, bytes, bool]  # a token, its bytes, whether it ends an answer
 # (token, characters before it, logits [n_vocab] before it)
 Score = Callable[[int, int, NDArray[np.float32] | None], TokenScore]
 
@@ -27,37 +29,85 @@ class Piece:
     stopping_word: str | None = None
 
 
+@dataclass(frozen=True)
+class Ends:
+    """What ends an answer beside its limit and the model's end tokens.
+
+    cut: is told text as it comes; how many characters of it stay, where it ends the answer.
+    asked: is told a token that was written; whether the answer ends behind it.
+    """
+
+    stop: Sequence[str] = ()
+    ignores_end: bool = False  # an end token is written like any other
+    cut: Callable[[str], int | None] | None = None
+    asked: Callable[[int], bool] | None = None
+
+
 class AnswerWriter:
-    """One answer. `completion_tokens` counts what was written so far, the end token excluded."""
+    """One answer: `tokens` are what was written so far, `end` the token by which the model ended it."""
 
     def __init__(
         self,
-        stop: Sequence[str],
+        ends: Ends,
+        limit: int,
+        hard_limit: int,
         score: Score | None,
-        closing: JsonClosing | None = None,
-        ignores_end: bool = False,
+        closing: JsonClosing | None,
+        shown: Mapping[int, bytes],
     ) -> None:
-        """score: of a token that is shown beside its text; None: texts alone. closing: is told what was
-        written. ignores_end: an end token is written like any other."""
-        self._text = AnswerText(stop)
-        self._score, self._closing, self._ignores_end = score, closing, ignores_end
-        self.completion_tokens = 0
+        """limit: tokens that there is room for now, of hard_limit in all. score: of a token that is shown
+        beside its text; None: texts alone. closing: closes the answer near its end. shown: special tokens
+        whose text is part of the answer."""
+        self.limit, self.hard_limit = limit, hard_limit
+        self.tokens: list[int] = []
+        self.end: int | None = None
+        self._ends, self._text = ends, AnswerText(ends.stop)
+        self._score, self._closing, self._shown = score, closing, shown
 
-    def write(self, token: int, piece: bytes, is_end: bool, logits: NDArray[np.float32] | None) -> Piece:
-        """What a drawn token lets be shown; the last piece where it ends the answer. logits: [n_vocab], which
-        it was drawn from."""
-        if is_end and not self._ignores_end:
+    @property
+    def left(self) -> int:
+        """Tokens that there is room for now, below 0 where the room shrank."""
+        return self.limit - len(self.tokens)
+
+    @property
+    def closes(self) -> bool:
+        """Whether closed() may change logits."""
+        return self._closing is not None
+
+    def closed(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The logits [n_vocab] to draw the next token from: others than these where the answer has to be
+        closed."""
+        if self._closing is None:
+            return logits
+        return self._closing.applied(logits, self.hard_limit - len(self.tokens))
+
+    def step(self, drawn: Drawn, logits: NDArray[np.float32] | None) -> Piece:
+        """What a drawn token lets be shown; the last piece where the answer ends. logits: [n_vocab], which it
+        was drawn from."""
+        token, piece, is_end = drawn
+        if is_end and not self._ends.ignores_end:
+            self.end = token
             return self._text.end("stop")
-        self.completion_tokens += 1
+        self.tokens.append(token)
+        piece = self._shown.get(token, piece)
         if self._closing is not None:
             self._closing.push(piece)
         if self._score is None:
-            return self._text.push_bytes(piece)
-        return self._text.push(self._score(token, self._text.length, logits))
+            shown = self._text.push_bytes(piece)
+        else:
+            shown = self._text.push(self._score(token, self._text.length, logits))
+        if shown.finish_reason is not None:
+            return shown
+        kept = None if self._ends.cut is None else self._ends.cut(shown.text)
+        if kept is not None:
+            return Piece(shown.text[:kept], shown.tokens, "length")
+        if self._ends.asked is not None and self._ends.asked(token):
+            return self._last(shown, "stop")
+        return self._last(shown, "length") if self.left <= 0 else shown
 
-    def end(self, reason: str) -> Piece:
-        """The last piece of an answer that ends for another reason."""
-        return self._text.end(reason)
+    def _last(self, shown: Piece, reason: str) -> Piece:
+        end = self._text.end(reason)
+        return replace(end, text=shown.text + end.text, tokens=shown.tokens + end.tokens)
 
 
 @dataclass

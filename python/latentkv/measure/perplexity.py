@@ -187,6 +187,7 @@ def _sizes(session: _core.Session) -> dict[str, Any]:
         "kv_bytes": size["total"],
         "kv_bytes_per_token": size["per_token"],
         "f16_bytes_per_token": size["f16_per_token"],
+        "share_of_f16": size["share"],
     }
 
 

@@ -318,7 +318,7 @@ class _Search:
         model = self.model(layers)
         rows = planned(model, replace(self.options, kv_budget=WHOLE))
         cache = self._forecast(layers, n_ctx, rows)
-        f16 = n_ctx * int(cache["f16_per_token"] + cache["cell_bytes"])
+        f16 = cache["f16_total"]
         size = min(f16, cache["total"] - cache["states"] - self._over(layers, n_ctx, rows))
         states = cache["states"] // self.options.n_seq_max
         while size >= (LEAST_BUDGET.share or 0) * f16:
@@ -357,8 +357,8 @@ class _Search:
         rows = planned(self.model(layers), choice.options)
         forecast = self._forecast(layers, n_ctx, rows)
         if self.options.kv_budget == AUTO_BUDGET:
-            share = forecast["per_token"] / (forecast["f16_per_token"] + forecast["cell_bytes"])
-            chosen.append(f"--kv-budget {choice.options.kv_budget} ({100 * share:.1f} % of f16)")
+            share = f"{100 * forecast['share']:.1f} % of f16"
+            chosen.append(f"--kv-budget {choice.options.kv_budget} ({share})")
         parts = []
         for device, need in needs(forecast).items():
             free = self.free[device]

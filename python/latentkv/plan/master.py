@@ -214,10 +214,8 @@ def _fixed(cache: Mapping[str, Any]) -> int:
 def _room(cache: Mapping[str, Any], budget: KvBudget) -> int:
     """The bytes that the budget leaves for compressed rows of one of these caches."""
     regions = {region["name"]: region for region in cache["regions"]}
-    compressed = [regions[name] for name in ("middle", "ring") if name in regions]
-    n_cells = cache["n_cells"] + sum(region["slots"] for region in compressed[1:])
     return budget.row_bytes(
-        f16_bytes=round(cache["n_cells"] * cache["f16_per_token"]) + n_cells * cache["cell_bytes"],
+        f16_bytes=cache["f16_total"],
         fixed=_fixed(cache),
         n_exact=sum(regions[name]["slots"] for name in ("sink", "recent") if name in regions),
         states=cache["states"],

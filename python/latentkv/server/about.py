@@ -14,7 +14,6 @@ def about(model: _core.Model, session: _core.Session, cache: Mapping[str, Any]) 
     "plan": a row of {"mixer", "k", "v"} for each layer: path and, of every group, widths and formats of its
     segments, as they are in use."""
     sizes = session.kv_bytes()
-    f16_total = sizes["f16_per_token"] * session.n_ctx + sizes["cells"]
     return {
         "n_ctx": session.n_ctx,
         "n_ctx_train": model.n_ctx_train,
@@ -29,7 +28,7 @@ def about(model: _core.Model, session: _core.Session, cache: Mapping[str, Any]) 
         "architecture": model.metadata.get("general.architecture"),
         "cache": {
             "total": sizes["total"],
-            "f16_total": int(f16_total),
+            "f16_total": sizes["f16_total"],
             "states": sizes["states"],
             "snapshots": sizes["snapshots"],
             "snapshots_most": sizes["snapshots_most"],

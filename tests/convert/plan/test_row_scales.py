@@ -86,8 +86,8 @@ def test_a_budget_is_met_from_below_within_one_step(planned: Any) -> None:
     assert names <= {"n8", "n6", "n4", "n3", "n2", "n1"}
     channels = sum(sum(side.ranks) for layer in plan.layers for side in (layer.k, layer.v))
     factors = 2 * channels * 2 * work.spec.kv_width
-    size = plan_sizes.cache_bytes(work.spec, plan, 4096) + factors
-    budget = 0.14 * sizes.full_cache_bytes(work.spec, plan_sizes.slots_of(work.spec, plan, 4096))
+    cache = plan_sizes.kv_bytes(work.spec, plan, 4096)
+    size, budget = cache["total"] + factors, 0.14 * cache["f16_total"]
     assert budget - 32 * (4096 + 4 * work.spec.kv_width) < size <= budget
 
 

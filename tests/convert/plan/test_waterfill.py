@@ -90,9 +90,10 @@ def demo_plans(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
 def test_a_budget_is_met_from_below_within_one_step(demo_plans: Any, prefer: str) -> None:
     work, plan = demo_plans(prefer, "14%")
     check_plan(plan, work.spec)
-    budget = 0.14 * sizes.full_cache_bytes(work.spec, plan_sizes.slots_of(work.spec, plan, 32768))
+    cache = plan_sizes.kv_bytes(work.spec, plan, 32768)
+    budget = 0.14 * cache["f16_total"]
     step = sizes.segment_bytes("q8", 32) * 32768
-    assert budget - step < plan_sizes.cache_bytes(work.spec, plan, 32768) + grown(work, plan) <= budget
+    assert budget - step < cache["total"] + grown(work, plan) <= budget
     assert {layer.k.path for layer in plan.layers} == {waterfill.PREFER[prefer]}
     assert plan.fitted_context == (4096 if prefer == "speed" else None)
 
@@ -233,7 +234,7 @@ def test_no_other_format_of_the_same_bytes_is_better(demo_plans: Any) -> None:
     """Plans of other layers keep the bytes and raise the measured divergence."""
     work, plan = demo_plans("size", "14%")
     shuffled = dataclasses.replace(plan, layers=plan.layers[::-1])
-    assert plan_sizes.cache_bytes(work.spec, shuffled, 4096) == plan_sizes.cache_bytes(work.spec, plan, 4096)
+    assert plan_sizes.kv_bytes(work.spec, shuffled, 4096) == plan_sizes.kv_bytes(work.spec, plan, 4096)
     check = forecast.Check(work)
     held = check.held
     assert np.mean(check.divergences(shuffled, held)) > 1.3 * plan.forecast.kld

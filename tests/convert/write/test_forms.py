@@ -221,13 +221,20 @@ REBUILD = SidePlan("rebuild", 2, (48,), ((32, 16),), (("q4", "q2"),))
 ROTATED, LATENT = (dataclasses.replace(REBUILD, path=path) for path in ("rotated", "latent"))
 
 
+def exact_row(plan: Plan, fmt: str) -> float:
+    """Bytes of one exact token."""
+    own = dataclasses.replace(plan, sink=4, sink_format=fmt)
+    sinks = plan_sizes.kv_bytes(SPEC, own, 1024)["regions"][0]
+    return float((sinks["k"] + sinks["v"]) / sinks["slots"])
+
+
 def test_an_exact_token_costs_full_rows() -> None:
     plan = Plan((LayerPlan(REBUILD, LATENT),) * 3, sink=4, recent=64)
-    assert plan_sizes.exact_bytes_per_token(SPEC, plan, "f16") == 3 * 2 * 64 * 2
-    assert plan_sizes.exact_bytes_per_token(SPEC, plan, "q4") == 3 * 2 * 2 * (4 + 16)
+    assert exact_row(plan, "f16") == 3 * 2 * 64 * 2
+    assert exact_row(plan, "q4") == 3 * 2 * 2 * (4 + 16)
     assert plan_sizes.bytes_per_token(SPEC, plan, None, 4096) == 3 * 2 * (4 + 16 + 4 + 4)
     slots = (16 + 224, 4096)
-    assert plan_sizes.cache_bytes(SPEC, plan, 4096) == slots[0] * (768 + 12) + slots[1] * (168 + 12)
+    assert plan_sizes.kv_bytes(SPEC, plan, 4096)["total"] == slots[0] * (768 + 12) + slots[1] * (168 + 12)
     ratio = dataclasses.replace(plan, recent=0, recent_ratio=0.5, recent_format="q8")
     assert plan_sizes.planned_bytes_per_token(SPEC, ratio, 4096) == 0.5 * 168 + 0.5 * 3 * 2 * 2 * 36
 
@@ -236,7 +243,7 @@ def test_an_exact_token_costs_full_rows() -> None:
 def test_an_exact_token_is_a_row_of_latents_beside_a_side_of_form_a(k: SidePlan) -> None:
     plan = Plan((LayerPlan(k, LATENT),) * 3, recent=64, trained=True)
     width = 64 if k is FULL else 48
-    assert plan_sizes.exact_bytes_per_token(SPEC, plan, "f16") == 3 * 2 * (width + 48)
+    assert exact_row(plan, "f16") == 3 * 2 * (width + 48)
 
 
 @pytest.mark.parametrize(

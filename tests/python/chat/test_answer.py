@@ -11,6 +11,7 @@ import pytest
 
 import latentkv
 from latentkv import LatentKVError, LlamaGrammar
+from latentkv.generate.writer import AnswerWriter, Ends
 
 Build = Callable[..., Any]
 
@@ -271,3 +272,27 @@ def test_grammar_file(tmp_path: Any) -> None:
     path = tmp_path / "g.gbnf"
     path.write_text('root ::= "yes"', encoding="utf-8")
     assert LlamaGrammar.from_file(path).text == 'root ::= "yes"'
+
+
+@pytest.mark.parametrize(
+    ("ends", "limit", "text", "reason"),
+    [
+        (Ends(["ab"]), 9, "x", "stop"),
+        (Ends(["abc"]), 2, "xab", "length"),  # what was held back is shown
+        (Ends(cut=lambda text: 0 if text == "b" else None), 2, "xa", "length"),
+        (Ends(asked=lambda token: token == 1), 2, "xab", "stop"),  # before the limit
+        (Ends(ignores_end=True), 3, "xab!", "length"),
+        (Ends(), 9, "xab", "stop"),
+    ],
+)
+def test_an_answer_ends_by_one_rule(ends: Ends, limit: int, text: str, reason: str) -> None:
+    writer = AnswerWriter(ends, limit, limit, None, None, {})
+    drawn = [(0, b"xa", False), (1, b"b", False), (2, b"!", True)]
+    pieces = []
+    for each in drawn:
+        pieces.append(writer.step(each, None))
+        if pieces[-1].finish_reason is not None:
+            break
+    assert ("".join(piece.text for piece in pieces), pieces[-1].finish_reason) == (text, reason)
+    assert writer.end == (2 if len(pieces) == 3 and not ends.ignores_end else None)
+    assert writer.left == limit - len(writer.tokens)

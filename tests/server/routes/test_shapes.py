@@ -66,7 +66,7 @@ def pieces(text: str, reason: str = "stop", word: str | None = None) -> list[Pie
 
 
 def progress() -> Progress:
-    found = Progress(prompt_tokens=20, completion_tokens=7)
+    found = Progress(prompt_tokens=20, tokens=[0] * 7)
     found.timings.cached_n = 12
     return found
 

@@ -63,6 +63,11 @@ class Report:
         own = {"plan": plan_sizes.planned_bytes_per_token(spec, plan, CONTEXT)} if self.planned else {}
         return own | {fmt: plan_sizes.bytes_per_token(spec, plan, fmt, CONTEXT) for fmt in COMPARED}
 
+    def _full_bytes(self, fmt: str | None = None) -> float:
+        """Bytes of a token in f16 in the slots of the plan, or of a cache in this row format: without rows in
+        token blocks, layers with a sliding window have fewer."""
+        return float(plan_sizes.kv_bytes(self.spec, self.plan, CONTEXT, fmt)["f16_per_token"])
+
     @property
     def planned(self) -> bool:
         """The file chooses a row format for every segment."""
@@ -70,8 +75,7 @@ class Report:
 
     def cache(self) -> dict[str, Any]:
         """The whole cache under the file's plan, exact tokens and bookkeeping included, and what it costs."""
-        size = plan_sizes.cache_bytes(self.spec, self.plan, CONTEXT)
-        full = sizes.full_cache_bytes(self.spec, plan_sizes.slots_of(self.spec, self.plan, CONTEXT))
+        cache = plan_sizes.kv_bytes(self.spec, self.plan, CONTEXT)
         result: dict[str, Any] = {
             "sink": self.plan.sink,
             "recent": self.plan.recent,
@@ -79,8 +83,8 @@ class Report:
             "recent_format": self.plan.recent_format,
             "fitted_context": self.plan.fitted_context,
             "context": CONTEXT,
-            "bytes": size,
-            "share_of_f16": size / full,
+            "bytes": cache["total"],
+            "share_of_f16": cache["total"] / cache["f16_total"],
         }
         if self.plan.forecast is not None:
             seen = asdict(self.plan.forecast)
@@ -91,7 +95,7 @@ class Report:
         return result
 
     def as_dict(self) -> dict[str, Any]:
-        full = plan_sizes.full_bytes_per_token(self.spec, self.plan, CONTEXT)
+        full = self._full_bytes()
         layers = []
         for index, layer in enumerate(self.plan.layers):
             entry: dict[str, Any] = {"layer": index}
@@ -129,7 +133,10 @@ class Report:
             "bytes_per_token_f16_full": full,
             "state_bytes": sizes.state_bytes(self.spec),
             "bytes_per_token": self.bytes_per_token(),
-            "share_of_f16": {fmt: n / full for fmt, n in self.bytes_per_token().items()},
+            "share_of_f16": {
+                fmt: n / self._full_bytes(None if fmt == "plan" else fmt)
+                for fmt, n in self.bytes_per_token().items()
+            },
             "finetune": None if self.recovery is None else self.recovery.as_dict(),
             **planned,
             "layers": layers,
@@ -137,7 +144,7 @@ class Report:
 
     def blocks(self) -> list[Block]:
         """For the terminal."""
-        full = plan_sizes.full_bytes_per_token(self.spec, self.plan, CONTEXT)
+        full = self._full_bytes()
         header, rows = ["layer", "K path", "K ranks", "K energy", "V path", "V ranks", "V energy"], []
         for index in self.spec.row_layers:
             layer, row = self.plan.layers[index], [str(index)]

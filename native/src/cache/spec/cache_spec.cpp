@@ -105,6 +105,11 @@ bool LayerCacheSpec::exact_is_full() const {
     return (k_full || k.encoded) && (v_full || v.encoded) && !(k_full && v_full);
 }
 
+bool CacheSpec::full_beside_latents() const {
+    return std::all_of(layers.begin(), layers.end(),
+                       [](const LayerCacheSpec& layer) { return layer.exact_is_full() || !layer.has_rows(); });
+}
+
 int TensorSpec::rank_sum() const { return std::accumulate(ranks.begin(), ranks.end(), 0); }
 int TensorSpec::rank_max() const { return *std::max_element(ranks.begin(), ranks.end()); }
 

@@ -65,6 +65,8 @@ struct CacheSpec {
     bool plain = true;       // every layer full/full
     std::optional<Master> master;
 
+    // Whether in every layer exact tokens are stored as full rows, others as latents.
+    bool full_beside_latents() const;
     // One tensor's segments over all layers and groups, in the file's order.
     std::vector<int> widths(TensorSpec LayerCacheSpec::* tensor) const;
     // Replaces the file's plan: one format per segment, in the same order. flag: the option that messages name.

@@ -93,11 +93,6 @@ EvictOptions parse_evict(const SessionOptions& options, const KvCacheOptions& ca
     return evict;
 }
 
-bool has_full_beside_latents(const CacheSpec& spec) {
-    return std::all_of(spec.layers.begin(), spec.layers.end(),
-                       [](const LayerCacheSpec& layer) { return layer.exact_is_full() || !layer.has_rows(); });
-}
-
 // The length of ubatches that nobody chose. A ring has room for one, and eviction looks at them.
 int chosen_ubatch(const Model& model, const SessionOptions& options) {
     const HParams& h = model.hparams();
@@ -155,8 +150,7 @@ KvCacheOptions cache_options(const Model& model, const SessionOptions& options) 
     KvCacheOptions cache;
     set_sizes(model, options, cache);
     set_exact_tokens(model.cache_spec(), options, cache);
-    shorten_ubatches(cache, has_full_beside_latents(model.cache_spec()) && !options.evicts(),
-                     model.n_host_layers() == 0);
+    shorten_ubatches(cache, model.cache_spec().full_beside_latents() && !options.evicts(), model.n_host_layers() == 0);
     set_eviction(options, cache);
     set_formats(options, cache);
     return cache;

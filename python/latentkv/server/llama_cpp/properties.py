@@ -144,7 +144,7 @@ def _slots(scheduler: Scheduler) -> list[dict[str, Any]]:
                 "n_prompt_tokens": progress.prompt_tokens,
                 "n_prompt_left": 0 if slot.has_read else len(slot.job.pending),
                 "n_decoded": progress.completion_tokens,
-                "n_limit": slot.job.limit,
+                "n_limit": slot.job.writer.limit,
                 "params": settings_of(
                     request.sampling,
                     scheduler.n_ctx_seq,

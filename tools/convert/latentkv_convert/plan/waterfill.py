@@ -152,7 +152,7 @@ class Waterfill:
         plan = bought.plan(self.shape, work.spec)
         if not self.is_master:
             plan = replace(plan, trained=work.trains).cut(work.spec.mla is not None)
-        size = plan_sizes.cache_bytes(work.spec, plan, terms.count.n_ctx)
+        size = plan_sizes.kv_bytes(work.spec, plan, terms.count.n_ctx)["total"]
         if terms.count.pays_factors:
             size += allotment.added(work, plan)
         us = self._us(features.mean(work.spec, plan.layers, self.times.shared_kb))

@@ -38,13 +38,13 @@ def has_group_scales(formats: Iterable[str]) -> bool:
 @cache
 def segment_bytes(fmt: str, width: int) -> int:
     """Bytes of one token's segment, as the runtime stores it."""
-    return int(_core().format_bytes(fmt, width))
+    return int(core().format_bytes(fmt, width))
 
 
 @cache
 def row_bytes(groups: tuple[tuple[tuple[str, int], ...], ...]) -> int:
     """Bytes of one token's row: (format, channels) of every group's segments."""
-    return int(_core().row_bytes(groups))
+    return int(core().row_bytes(groups))
 
 
 def group_scale_bytes() -> int:
@@ -54,15 +54,15 @@ def group_scale_bytes() -> int:
 
 def cell_bytes() -> int:
     """Bytes of a slot's position and sequences, which all layers share."""
-    return int(_core().CELL_BYTES)
+    return int(core().CELL_BYTES)
 
 
 def demotion_batch() -> int:
     """The number of recent tokens that are compressed together."""
-    return int(_core().DEMOTION_BATCH)
+    return int(core().DEMOTION_BATCH)
 
 
-def _core() -> Any:
+def core() -> Any:
     return native.core("convert", "the runtime's row formats")
 
 
@@ -75,11 +75,10 @@ class MiddleSlots:
     ring: int  # in those that see a window, 0: there are none
 
     @staticmethod
-    def of(spec: ModelSpec, n_ctx: int, recent: bool, blocks: bool = False) -> MiddleSlots:
-        """The slots that the runtime allocates. recent: whether there are recent tokens. blocks: whether K of
-        some layer lies in token blocks; then all layers hold the context."""
+    def of(spec: ModelSpec, n_ctx: int, recent: bool) -> MiddleSlots:
+        """The slots that the runtime allocates. recent: whether there are recent tokens."""
         windows = [spec.window(layer) if spec.attends(layer) else 0 for layer in range(spec.n_layer)]
-        slots = _core().cache_slots(n_ctx, 0, int(recent), 0.0, True, windows, blocks)
+        slots = core().cache_slots(n_ctx, 0, int(recent), 0.0, True, windows)
         whole, ring = slots["middle"], slots["ring"]
         held = [ring if in_ring else whole for in_ring in slots["in_ring"]]
         return MiddleSlots(tuple(n * spec.attends(layer) for layer, n in enumerate(held)), whole, ring)
@@ -115,7 +114,7 @@ def region_slots(
 ) -> tuple[int, int]:
     """Slots for sinks and for recent tokens as the runtime allocates them for one sequence.
     full_beside_latents: in every layer exact tokens are full rows, others latents."""
-    slots = _core().cache_slots(n_ctx, sink, recent, recent_ratio, full_beside_latents, [], False)
+    slots = core().cache_slots(n_ctx, sink, recent, recent_ratio, full_beside_latents, [])
     return slots["sink"], slots["recent"]
 
 
@@ -130,7 +129,7 @@ def state_bytes(spec: ModelSpec) -> int:
     n_recurrent = sum(map(spec.recurs, range(spec.n_layer)))
     if not n_recurrent:
         return 0
-    return int(_core().STATE_SLOTS) * n_recurrent * 4 * recurrent.sizes(spec).state_floats
+    return int(core().STATE_SLOTS) * n_recurrent * 4 * recurrent.sizes(spec).state_floats
 
 
 def round_up(n: int, multiple: int) -> int:

@@ -12,7 +12,7 @@ const MEANS = {
 /** cache: GET /cache; props: GET /props. */
 export function showCache(cache, props) {
   const f16 = props.cache.f16_total;
-  const { per_token, f16_per_token } = cache;
+  const { per_token, f16_per_token, share: of_f16 } = cache;
   byId("cache-total").textContent = bytes(cache.total);
   byId("cache-total").title = `${integer(cache.total)} bytes`;
   // states of recurrent layers do not grow with the context, and are the same beside f16
@@ -27,7 +27,7 @@ export function showCache(cache, props) {
   const now = cache.regions.reduce((sum, each) => sum + held(each), 0);
   const tokens = cache.regions.reduce((sum, each) => sum + each.used, 0);
   pair("now", `${bytes(now)}`, `of f16’s ${bytes(tokens * f16_per_token)}`);
-  pair("per-token", bytes(per_token), `of f16’s ${bytes(f16_per_token)} (${percent(per_token, f16_per_token)})`);
+  pair("per-token", bytes(per_token), `of f16’s ${bytes(f16_per_token)} (${percent(of_f16, 1)})`);
   byId("held").textContent = `${integer(cache.n_used)} of ${integer(cache.n_ctx)}`;
   const told = [
     `${bytes(now)} of ${bytes(cache.total)}`,

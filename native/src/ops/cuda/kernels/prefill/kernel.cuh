@@ -2,7 +2,7 @@
 // 128 / WC rows and one part of the sequence, and walks it in tiles of slots, which it makes f16 matrices once for all rows:
 //
 //   copy      the tile's bytes as they are stored, asynchronously, ahead
-//   make      K and V as f16 rows in shared memory (prefill_tile.cuh)
+//   make      K and V as f16 rows in shared memory (tile.cuh)
 //   scores    every warp 16 rows x its slots
 //   softmax   online, in registers
 //   values    every warp 16 rows x its channels of V; sums stay in registers
