@@ -261,7 +261,8 @@ void bind_model(py::module_& module) {
         .def_property_readonly("size_bytes", &Model::size_bytes)
         .def_property_readonly("factor_bytes", &Model::factor_bytes)
         .def_property_readonly("is_plain", [](const Model& m) { return m.cache_spec().plain; })
-        .def_property_readonly("has_rope", [](const Model& m) { return m.hparams().block.position == lkv::Position::rope; })
+        .def_property_readonly("has_rope",
+                               [](const Model& m) { return m.hparams().block.position == lkv::Position::rope; })
         .def_property_readonly("layers", &layers)
         .def_property_readonly("master", &master)
         .def_property_readonly("regions",
