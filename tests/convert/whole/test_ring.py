@@ -369,9 +369,11 @@ def test_commands_count_and_rewind(gemma: Path, tmp_path: Path, capsys: pytest.C
     shown = capsys.readouterr().out
     assert f"2 of 3 layers have a sliding window and hold {SLOTS} tokens; " in shown
     assert f"bytes/token is the average over {N_CTX}" in shown
-    rows, cells = N_CTX * 256 + 2 * SLOTS * 256, 12 * N_CTX  # f16 without a ring has its cells too
-    share = (rows + cells + 12 * SLOTS) / (rows + cells)
-    assert f"{100 * share:.1f} %" in shown
+    rows, cells = N_CTX * 256 + 2 * SLOTS * 256, 12 * (N_CTX + SLOTS)
+    assert "100.0 %" in shown
+    assert command(["info", path, "-c", str(N_CTX), "-ub", str(UBATCH), "--kv", "q8_0"]) == 0
+    share = (rows * 36 / 64 + cells) / (rows + cells)  # a row of 34 bytes takes 36; f16 has the same cells
+    assert f"{100 * share:.1f} %" in capsys.readouterr().out
     assert command(["info", path, "-c", "64"]) == 0
     assert "have a sliding window" not in capsys.readouterr().out
     # a prompt too long for the bench to take back: the depth is filled anew
