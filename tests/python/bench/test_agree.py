@@ -48,7 +48,16 @@ def test_a_cell_that_differs_is_off() -> None:
 
 def test_one_token_may_be_as_far_off_as_any_that_was_seen() -> None:
     noise = [0.0] * 63 + [0.5]
-    assert agree.allowed(2, 0.0, noise) > 0.5 > 10 * agree.allowed(64, 0.0, noise)
+    assert agree.allowed(2, 0.0, noise, 0.5) > 0.5 > 10 * agree.allowed(64, 0.0, noise, 0.5)
+
+
+def test_what_flipped_at_one_depth_may_flip_at_another() -> None:
+    noise = [[0.0, 1e-3], [0.0, 0.0]]
+    rows = [
+        {"model": "x", "kind": "f32 rows", "cells": {"9 1": [(1e-8, 9)] * 2}, "noise": noise},
+        {"model": "x", "kind": "plan 14", "cells": {"9 1": [(1e-8, 9), (2e-5, 9)]}, "noise": noise},
+    ]
+    assert all(row["ok"] for row in agree.judged(rows))
 
 
 def test_what_is_not_a_number_differs() -> None:
