@@ -1,40 +1,9 @@
 #include "graph/attention_branch.h"
 
 namespace lkv {
-namespace {
-
-// Queries meet latents in the latents' own space.
-bool moves_queries(const LayerCacheSpec& spec) {
-    return spec.k_path == KPath::rotated || spec.k_path == KPath::absorbed;
-}
-
-}  // namespace
-
 ReferenceInputs& reference_inputs(const GraphSources& from, Graph& graph, int il) {
     if (from.exact == nullptr && from.cache.placement().evicts(il)) return graph.evicting[static_cast<size_t>(il)];
     return from.exact == nullptr && from.cache.placement().in_ring(il) ? graph.ring_reference : graph.reference;
-}
-
-bool AttentionBranch::expands_keys(int il) const {
-    const LayerCacheSpec& spec = from_.model.cache_spec().layers[static_cast<size_t>(il)];
-    const GraphShape& shape = from_.shape;
-    const bool can = spec.k_path != KPath::rebuild && spec.k_path != KPath::value &&
-                     !from_.model.layers()[static_cast<size_t>(il)].k_b.empty() && shape.on_gpu && shape.fused &&
-                     from_.exact == nullptr && !shape.apart &&
-                     !in_token_blocks(from_.cache.rows().k_layout(from_.cache.placement().middle(), il));
-    if (!can) return false;
-    const HeadShape& heads = h_.heads_of(il);
-    const int n_rows = shape.n_tokens * (heads.n_head / heads.n_kv);
-    if (multiplies_latents(shape.n_tokens, n_rows, heads.head_dim)) return false;
-    if (heads.head_dim > most_expanded_head) return n_rows >= least_flash_rows;
-    return spec.k.rank_max() >= 2 * heads.head_dim || shape.n_tokens >= least_narrow_tokens;
-}
-
-bool AttentionBranch::rotates_results(int kv) const {
-    const LayerCacheSpec& spec = spec_of(kv);
-    const GraphShape& shape = from_.shape;
-    return shape.on_gpu && shape.fused && shape.n_tokens <= small_batch && from_.constants.hadamard_v != nullptr &&
-           spec.k_path == KPath::full && spec.v_path == VPath::full && !spec.is_mla();
 }
 
 void AttentionBranch::describe(LatentAttnParams& p, int il) const {
@@ -73,23 +42,19 @@ void AttentionBranch::describe_full(LatentAttnParams& p, const LayerCacheSpec& s
     }
 }
 
-void AttentionBranch::describe_latents(LatentAttnParams& p, const LayerCacheSpec& spec, int il) const {
+void AttentionBranch::describe_latents(LatentAttnParams& p, const LayerCacheSpec& spec, Route::Keys keys,
+                                       int il) const {
     const LayerWeights& layer = weights_of(il);
     describe(p, il);
     p.k_group = spec.k.group;
     p.v_group = spec.v.group;
-    if (spec.k_path == KPath::rebuild || expands_keys(il)) {
-        p.k_b = layer.k_b.data();
-        p.k_rank_max = spec.k.rank_max();
+    const bool of_value = spec.rebuilds_key_of_value();
+    if (keys != Route::Keys::stored) {
+        p.k_group = (of_value ? spec.v : spec.k).group;
+        p.k_b = (of_value ? layer.v_b : layer.k_b).data();
+        p.k_rank_max = (of_value ? spec.v : spec.k).rank_max();
     }
-    if (spec.rebuilds_key_of_value()) {
-        p.k_group = spec.v.group;
-        p.k_b = layer.v_b.data();
-        p.k_rank_max = spec.v.rank_max();
-    }
-    if (spec.k_path == KPath::rebuild || spec.rebuilds_key_of_value()) {
-        describe_rebuild(p, il);
-    }
+    if (keys == Route::Keys::rebuilt) describe_rebuild(p, il);
     if (spec.v_path == VPath::latent && !spec.is_mla()) {
         p.v_b = layer.v_b.data();
         p.v_rank_max = spec.v.rank_max();
@@ -97,7 +62,7 @@ void AttentionBranch::describe_latents(LatentAttnParams& p, const LayerCacheSpec
 }
 
 // kv: the layer whose rows are read. split: exact windows hold full rows, and are a problem of their own.
-AttentionNode& AttentionBranch::attention_node(int il, int kv, const Queries& q, bool split) {
+AttentionNode& AttentionBranch::attention_node(int il, int kv, const Route& route, const Queries& q, bool split) {
     const ExactRows* const exact = from_.exact;
     const LayerCacheSpec& spec = exact != nullptr ? exact->spec : spec_of(kv);
     AttentionNode& node = graph_.attention[static_cast<size_t>(il)];
@@ -106,7 +71,7 @@ AttentionNode& AttentionBranch::attention_node(int il, int kv, const Queries& q,
     node.layer = kv;
     node.row_layer = exact != nullptr ? 0 : kv;
     node.on_gpu = from_.shape.on_gpu;
-    if (rotates_results(kv)) node.v_hadamard = static_cast<int>(from_.constants.hadamard_v->ne[0]);
+    if (route.rotates_results) node.v_hadamard = static_cast<int>(from_.constants.hadamard_v->ne[0]);
     if (split) {
         LatentAttnParams& p = node.full.emplace();
         describe_full(p, spec, kv);
@@ -114,38 +79,38 @@ AttentionNode& AttentionBranch::attention_node(int il, int kv, const Queries& q,
     }
     if (q.latents != nullptr) {
         LatentAttnParams& p = node.latents.emplace();
-        describe_latents(p, spec, kv);
+        describe_latents(p, spec, route.keys, kv);
         p.q_width = static_cast<int32_t>(q.latents->ne[0]);
         node.list_regions(false, p);
     }
     return node;
 }
 
-AttentionBranch::Reads AttentionBranch::read_cache(ggml_tensor* q, const Rows& rows, int il) {
+AttentionBranch::Reads AttentionBranch::read_cache(ggml_tensor* q, const Rows& rows, const Route& route, int il) {
     const int kv = h_.rows_of(il);
     const bool split = from_.cache.rows().is_full(0, kv);
     Queries queries{split ? q : nullptr, nullptr};
     if (!split || (from_.cache.placement().in_ring(kv) ? from_.shape.ring : from_.shape.latents)) {
-        const bool moves = moves_queries(spec_of(kv)) && !expands_keys(kv);
-        queries.latents = moves ? projections_.project(q, weights_of(kv)) : q;
+        queries.latents = route.projects ? projections_.project(q, weights_of(kv)) : q;
     }
-    AttentionNode& node = attention_node(il, kv, queries, split);
+    AttentionNode& node = attention_node(il, kv, route, queries, split);
     ggml_tensor*& stored = stored_[static_cast<size_t>(kv)];
     if (kv == il) stored = store_rows(ctx_, node, rows.full, rows.latents);
     return {node, queries, stored};
 }
 
 // A lazy prefill attends to rows before compression, and writes both these and the cache's.
-AttentionBranch::Reads AttentionBranch::read_exact(ggml_tensor* q, const Rows& rows, const Heads& heads, int il) {
+AttentionBranch::Reads AttentionBranch::read_exact(ggml_tensor* q, const Rows& rows, const Heads& heads,
+                                                   const Route& route, int il) {
     AttentionNode& writer = graph_.writers[static_cast<size_t>(il)];
     writer.cache = &from_.cache;
     writer.batch = &from_.batch;
     writer.layer = writer.row_layer = il;
     writer.on_gpu = from_.shape.on_gpu;
+    graph_.roles.stored_rotations.clear();  // two stores read them
     ggml_build_forward_expand(graph_.nodes, store_rows(ctx_, writer, rows.full, rows.latents));
-    const bool moves = moves_queries(spec_of(il)) && from_.exact->spec.k_path != KPath::full;
-    const Queries queries{nullptr, moves ? projections_.project(q, weights_of(il)) : q};
-    AttentionNode& node = attention_node(il, il, queries, false);
+    const Queries queries{nullptr, route.projects ? projections_.project(q, weights_of(il)) : q};
+    AttentionNode& node = attention_node(il, il, route, queries, false);
     return {node, queries, store_rows(ctx_, node, std::nullopt, projections_.exact_rows(*rows.latents, heads, il))};
 }
 
@@ -177,14 +142,14 @@ ggml_tensor* AttentionBranch::gated(ggml_tensor* x, ggml_tensor* gate) const {
     return ggml_mul(ctx_, x, h_.block.gate == Gate::softplus ? ggml_softplus(ctx_, gate) : ggml_sigmoid(ctx_, gate));
 }
 
-ggml_tensor* AttentionBranch::output(ggml_tensor* x, ggml_tensor* gate, int il) const {
+ggml_tensor* AttentionBranch::output(ggml_tensor* x, ggml_tensor* gate, const Route& route, int il) const {
     const LayerWeights& layer = weights_of(il);
     const HeadShape& heads = h_.heads_of(il);
     const int64_t hd = h_.has_mla() ? h_.mla.n_value : heads.head_dim;
     const int64_t n_tokens = x->ne[2];
     const int kv = h_.rows_of(il);
     if (spec_of(kv).v_path == VPath::full) {
-        if (!rotates_results(kv)) x = ops_.rotate(x, from_.constants.hadamard_v);  // H is its own inverse
+        if (!route.rotates_results) x = ops_.rotate(x, from_.constants.hadamard_v);  // H is its own inverse
     } else if (ggml_tensor* const bias = weights_of(kv).attn_v_bias; bias != nullptr) {
         x = ggml_reshape_4d(ctx_, x, hd, heads.n_head / heads.n_kv, heads.n_kv, n_tokens);
         x = ggml_add(ctx_, x, ggml_reshape_3d(ctx_, bias, hd, 1, heads.n_kv));
@@ -197,6 +162,7 @@ ggml_tensor* AttentionBranch::output(ggml_tensor* x, ggml_tensor* gate, int il) 
 
 ggml_tensor* AttentionBranch::build(ggml_tensor* x, int il) {
     const bool is_own = h_.makes_rows(il);
+    const Route route = route_of(from_, h_.rows_of(il));
     const LayerCacheSpec& spec = spec_of(h_.rows_of(il));
     const bool split = is_own && from_.cache.rows().is_full(0, il);
     ops_.held(x);
@@ -212,9 +178,52 @@ ggml_tensor* AttentionBranch::build(ggml_tensor* x, int il) {
     if (is_own && (!split || from_.shape.to_middle || from_.exact != nullptr)) {
         rows.latents = projections_.latent_rows(x, heads, weights_of(il), spec);
     }
-    const Reads reads = from_.exact != nullptr ? read_exact(q, rows, heads, il) : read_cache(q, rows, il);
-    ggml_build_forward_expand(graph_.nodes, reads.stored);  // rows are written even where no output follows
-    return output(attended(reads, il), heads.gate, il);
+    const Reads reads = from_.exact != nullptr ? read_exact(q, rows, heads, route, il) : read_cache(q, rows, route, il);
+    // rows are written even where no output follows
+    const bool noted = is_own && from_.shape.on_gpu && from_.shape.fused && from_.exact == nullptr;
+    LayerRoles roles = noted ? draw_rows(x, heads, rows, reads.stored) : LayerRoles{};
+    drawn({reads.stored});
+    ggml_tensor* const out = attended(reads, il);
+    const bool is_read = il != h_.n_layer - 1 || from_.shape.n_outputs > 0;
+    if (noted && is_read) {
+        draw_attention(roles, reads, out);
+        graph_.roles.layers.push_back(roles);
+    }
+    return output(out, heads.gate, route, il);
+}
+
+int AttentionBranch::drawn(std::initializer_list<ggml_tensor*> tensors) const {
+    for (ggml_tensor* const tensor : tensors) {
+        if (tensor != nullptr) ggml_build_forward_expand(graph_.nodes, tensor);
+    }
+    return ggml_graph_n_nodes(graph_.nodes);
+}
+
+LayerRoles AttentionBranch::draw_rows(ggml_tensor* x, const Heads& heads, const Rows& rows, ggml_tensor* stored) const {
+    const auto k_of = [](const std::optional<BatchRows>& of) { return of && of->k != of->v ? of->k : nullptr; };
+    const auto v_of = [](const std::optional<BatchRows>& of) { return of ? of->v : nullptr; };
+    const std::vector<LayerRoles>& before = graph_.roles.layers;
+    LayerRoles roles;
+    roles.ahead = before.empty() ? 0 : before.back().attention + 1;
+    roles.input = drawn({});
+    for (int i = roles.ahead; i < roles.input; i++) {
+        const ggml_op op = ggml_graph_node(graph_.nodes, i)->op;
+        if (op == GGML_OP_MUL_MAT || op == GGML_OP_MUL_MAT_ID) roles.ahead = i;
+    }
+    roles.k = drawn({x, heads.shared});
+    roles.v = drawn({k_of(rows.full), k_of(rows.latents)});
+    roles.store = drawn({v_of(rows.full), v_of(rows.latents)});
+    drawn({stored});
+    return roles;
+}
+
+void AttentionBranch::draw_attention(LayerRoles& roles, const Reads& reads, ggml_tensor* out) const {
+    roles.latent_q = drawn({reads.q.full != nullptr ? reads.q.full : reads.q.latents});
+    const bool turns =
+        roles.latent_q > roles.store + 1 && ggml_graph_node(graph_.nodes, roles.latent_q - 1)->op == GGML_OP_ROPE;
+    roles.rope = turns ? roles.latent_q - 1 : roles.latent_q;
+    roles.attention = drawn({reads.q.latents});
+    drawn({out});
 }
 
 }  // namespace lkv

@@ -4,6 +4,7 @@
 #include "graph/graph.h"
 #include "graph/layer_ops.h"
 #include "graph/projections.h"
+#include "graph/step/route.h"
 
 namespace lkv {
 
@@ -31,7 +32,7 @@ public:
           ops_(ops),
           ctx_(ops.context()),
           graph_(graph),
-          projections_(ops, from.model, from.ropes, from.constants, graph.positions, graph.temperatures),
+          projections_(ops, from.model, from.ropes, from.constants, graph.roles, graph.positions, graph.temperatures),
           stored_(static_cast<size_t>(h_.n_layer), nullptr) {}
 
     // x: the normed input [n_embd, n_tokens]. Returns the branch before the residual, and adds nodes that write rows.
@@ -51,23 +52,23 @@ private:
         std::optional<BatchRows> latents;
     };
 
-    Reads read_cache(ggml_tensor* q, const Rows& rows, int il);
-    Reads read_exact(ggml_tensor* q, const Rows& rows, const Heads& heads, int il);
+    Reads read_cache(ggml_tensor* q, const Rows& rows, const Route& route, int il);
+    Reads read_exact(ggml_tensor* q, const Rows& rows, const Heads& heads, const Route& route, int il);
     ggml_tensor* attended(const Reads& reads, int il);
+    // Draws these and what leads to them; returns the number of the node that comes next.
+    int drawn(std::initializer_list<ggml_tensor*> tensors) const;
+    // Draws what leads to K's rows, to V's and their store, a branch after the other, and notes where each is; then the queries, and `out`.
+    LayerRoles draw_rows(ggml_tensor* x, const Heads& heads, const Rows& rows, ggml_tensor* stored) const;
+    void draw_attention(LayerRoles& roles, const Reads& reads, ggml_tensor* out) const;
     ggml_tensor* gated(ggml_tensor* x, ggml_tensor* gate) const;
-    ggml_tensor* output(ggml_tensor* attended, ggml_tensor* gate, int il) const;
+    ggml_tensor* output(ggml_tensor* attended, ggml_tensor* gate, const Route& route, int il) const;
 
-    // Whether queries stay in their heads' space and E_q turns latents into keys. For many queries this is less work than products
-    // with latents wider than a head. (A GPU expands a chunk of the cache for all of them.)
-    bool expands_keys(int il) const;
-    // Whether a GPU's attention takes V's Hadamard rotation back: as it merges the parts of few tokens, without a launch of its own.
-    bool rotates_results(int kv) const;
-    AttentionNode& attention_node(int il, int kv, const Queries& q, bool split);
+    AttentionNode& attention_node(int il, int kv, const Route& route, const Queries& q, bool split);
     // Parameters of every problem of a layer, of rebuilt rows, and of one problem.
     void describe(LatentAttnParams& p, int il) const;
     void describe_rebuild(LatentAttnParams& p, int il) const;
     void describe_full(LatentAttnParams& p, const LayerCacheSpec& spec, int il) const;
-    void describe_latents(LatentAttnParams& p, const LayerCacheSpec& spec, int il) const;
+    void describe_latents(LatentAttnParams& p, const LayerCacheSpec& spec, Route::Keys keys, int il) const;
 
     const LayerCacheSpec& spec_of(int il) const { return from_.model.cache_spec().layers[static_cast<size_t>(il)]; }
     const LayerWeights& weights_of(int il) const { return from_.model.layers()[static_cast<size_t>(il)]; }

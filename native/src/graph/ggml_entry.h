@@ -6,24 +6,13 @@
 #include <optional>
 #include <vector>
 
-#include "cache/kv_cache.h"
 #include "ggml.h"
+#include "graph/step/batch.h"
 #include "ops/cpu/attn_mass.h"
 #include "ops/cpu/latent_attn.h"
 #include "ops/latent_attn.h"
 
 namespace lkv {
-
-// What a ubatch asks of the cache; filled before each graph run, read by every layer's nodes.
-struct BatchSlots {
-    std::vector<int32_t> pos;    // [n_tokens]
-    std::vector<int32_t> seq;    // [n_tokens]
-    std::vector<SlotRef> slots;  // [n_tokens] where each token's row goes
-    // The tokens attend to each other's rows as they come, before any format: the cache shows these from the next batch on.
-    bool own_rows = false;
-    // [n_tokens, K width], rows of K that wait for their token block, in the memory of the cache's rows; null: none waits
-    float* k_staged = nullptr;
-};
 
 // One layer's attention in one graph. Its address is the nodes' userdata: it outlives the graph and does not move.
 // With exact windows of full rows it consists of two problems with one softmax (Rows::is_full).

@@ -27,8 +27,7 @@ public:
           shape_(from.shape),
           graph_(graph),
           ctx_(graph.context.get()),
-          ops_(ctx_, h_, from.shape.on_gpu && from.shape.n_tokens <= small_batch,
-               from.shape.on_gpu && from.shape.n_tokens <= recorded_batch) {}
+          ops_(ctx_, h_, from.shape.concurrent, from.shape.recorded) {}
 
     void build();
 
@@ -193,6 +192,7 @@ ggml_tensor* Builder::layer(Branches& branches, ggml_tensor* x, int il) {
         if (is_last && graph_.out_ids != nullptr) x = ggml_get_rows(ctx_, x, graph_.out_ids);
         return finished(after_ffn(x, weights, il), weights, il);
     }
+    ggml_build_forward_expand(graph_.nodes, x);
     ggml_tensor* input = normed(x, weights.attn_norm, weights.attn_norm_bias);
     ggml_tensor* const attention_input =
         weights.attn_norm_2 == nullptr ? input : ops_.norm(x, weights.attn_norm_2, weights.attn_norm_2_bias);
@@ -269,8 +269,8 @@ std::unique_ptr<Graph> build_graph(const Model& model, KvCache& cache, const Rop
     const GraphSources from{model, cache, ropes, constants, states, batch, shape, exact};
     Builder(from, *graph).build();
     if (!factors.empty()) {
-        graph->nodes =
-            with_factors(graph->context.get(), graph->nodes, factors, n_nodes, {&graph->result, &graph->hidden_out});
+        graph->nodes = with_factors(graph->context.get(), graph->nodes, factors, n_nodes, graph->roles,
+                                    {&graph->result, &graph->hidden_out});
     }
     return graph;
 }

@@ -13,6 +13,7 @@
 #include "graph/ggml_entry.h"
 #include "graph/recurrent/gpu_node.h"
 #include "graph/reference/reference.h"
+#include "graph/step/roles.h"
 #include "model/model.h"
 
 namespace lkv {
@@ -43,6 +44,7 @@ struct Graph {
     std::vector<AttentionNode> attention;   // one per layer of the model; nodes point into it
     std::vector<AttentionNode> writers;     // with exact rows: where the layer's rows go in the cache
     std::vector<DeltaNetNode> delta_nets;   // one per layer of the model where some are single nodes
+    Roles roles;
 };
 
 // What a lazily prefilled prompt attends to: the exact rows of one layer.
@@ -51,11 +53,6 @@ struct ExactRows {
     BatchSlots batch;          // the ubatch's slots in it
     LayerCacheSpec spec;       // layout of its rows
 };
-
-// The most tokens of a batch whose K, V and Q a GPU computes concurrently, and of one whose graph it records: those of many sequences too,
-// whose launches take longer than their work (1.5B, 9 to 32 tokens: 6.5 ms all).
-constexpr int small_batch = 8;
-constexpr int recorded_batch = 64;
 
 // What a graph computes for the wanted tokens: logits, or the hidden states after the last norm, from which logits are made.
 enum class Result { logits, states };
@@ -69,6 +66,8 @@ struct GraphShape {
     int n_threads = 1;
     bool fused = true;
     bool on_gpu = false;
+    bool concurrent = false;   // there: K, V and Q are computed beside each other (gpu.h)
+    bool recorded = false;     // and the graph is recorded
     int n_slots = 0;           // reference only: slots in use over all regions
     int n_ring_slots = 0;      // the same with the ring in place of the middle, if there is one
     int n_evicting_slots = 0;  // the same in the layer that has most, under eviction
@@ -76,7 +75,8 @@ struct GraphShape {
     bool to_middle = true;     // with exact windows of full rows: some token goes to the middle
     bool latents = true;       // the middle holds tokens
     bool ring = true;          // the ring holds tokens
-    bool apart = false;        // few tokens, which should read the slots of their own sequences alone
+    bool apart = false;        // tokens read the slots of their own sequences alone (Apart), in the middle
+    bool ring_apart = false;   // and in the ring
     int first_layer = 0;       // first layer of the graph
     int end_layer = -1;        // one past the last layer; -1: all layers
 

@@ -29,11 +29,12 @@ ggml_tensor* Projections::tempered(ggml_tensor* q) const {
 ggml_tensor* Projections::project(ggml_tensor* q, const LayerWeights& layer) const {
     // heads of one KV head share its E_q; a GPU reads them where they are
     ops_.kept(q);
-    return ops_.held(swapped(ctx_, ops_.held(ggml_mul_mat(ctx_, layer.attn_q_e, ops_.held(swapped(ctx_, q))))));
+    return ops_.held(
+        heads_product(ctx_, layer.attn_q_e, q, [this](ggml_tensor* t) { return ops_.held(t); }, roles_.products));
 }
 
 ggml_tensor* Projections::encode(ggml_tensor* x, ggml_tensor* e, const TensorSpec& spec) const {
-    return lkv::encode(ctx_, e, x, spec, [this](ggml_tensor* t) { return ops_.held(t); });
+    return lkv::encode(ctx_, e, x, spec, [this](ggml_tensor* t) { return ops_.held(t); }, roles_.products);
 }
 
 Heads Projections::packed(ggml_tensor* x, const LayerWeights& layer, const HeadShape& shape) const {
@@ -43,7 +44,8 @@ Heads Projections::packed(ggml_tensor* x, const LayerWeights& layer, const HeadS
         return ops_.held(ggml_cont(ctx_, ggml_view_3d(ctx_, qkv, shape.head_dim, heads, x->ne[1], width, qkv->nb[1],
                                                       static_cast<size_t>(first) * width)));
     };
-    return {cut(shape.n_head, 0), cut(shape.n_kv, shape.n_head), cut(shape.n_kv, shape.n_head + shape.n_kv)};
+    return {cut(shape.n_head, 0), cut(shape.n_kv, shape.n_head), cut(shape.n_kv, shape.n_head + shape.n_kv), nullptr,
+            qkv};
 }
 
 // Queries, and what their projection makes beside them: per head Q and then the gate.
@@ -73,7 +75,7 @@ Heads Projections::apart(ggml_tensor* x, const LayerWeights& layer, const LayerC
         found.q = project(layer.attn_q, layer.attn_q_bias, shape.n_head);
     }
     if (layer.value_of_key) {
-        found.v = project(layer.attn_k, nullptr, shape.n_kv);
+        found.v = found.shared = project(layer.attn_k, nullptr, shape.n_kv);
         found.k = with_bias(found.v, k_bias);
         return found;
     }
@@ -138,12 +140,17 @@ ggml_tensor* Projections::finished(ggml_tensor* k, int il) const {
 }
 
 BatchRows Projections::full_rows(const Heads& heads, const LayerCacheSpec& spec) const {
-    const auto rotated = [&](bool full, ggml_tensor* x, ggml_tensor* hadamard) {
-        return ops_.as_rows(full ? ops_.held(ops_.rotate(x, hadamard)) : x, x->ne[2]);
-    };
-    const BatchRows rows{rotated(spec.k_path == KPath::full, heads.k, constants_.hadamard_k),
-                         rotated(spec.v_path == VPath::full, heads.v, constants_.hadamard_v)};
+    ggml_tensor* const k =
+        spec.k_path == KPath::full ? ops_.held(ops_.rotate(heads.k, constants_.hadamard_k)) : heads.k;
+    ggml_tensor* const v = spec.v_path == VPath::full ? rotated_values(heads.v, spec) : heads.v;
+    const BatchRows rows{ops_.as_rows(k, k->ne[2]), ops_.as_rows(v, v->ne[2])};
     return {spec.key_of_value() ? rows.v : rows.k, rows.v};
+}
+
+ggml_tensor* Projections::rotated_values(ggml_tensor* v, const LayerCacheSpec& spec) const {
+    ggml_tensor* const rotated = ops_.held(ops_.rotate(v, constants_.hadamard_v));
+    if (rotated != v && !spec.key_of_value()) roles_.stored_rotations.push_back(rotated->view_src);
+    return rotated;
 }
 
 BatchRows Projections::exact_rows(const BatchRows& latents, const Heads& heads, int il) const {
@@ -178,7 +185,7 @@ BatchRows Projections::latent_rows(ggml_tensor* x, const Heads& heads, const Lay
                            : spec.k_path == KPath::full
                                ? ops_.held(ops_.rotate(heads.k, constants_.hadamard_k))
                                : encoded(heads.k, layer.attn_k_e, layer.attn_k_a, layer.attn_k_a_bias, spec.k);
-    ggml_tensor* const v = spec.v_path == VPath::full ? ops_.held(ops_.rotate(heads.v, constants_.hadamard_v))
+    ggml_tensor* const v = spec.v_path == VPath::full ? rotated_values(heads.v, spec)
                            : spec.is_mla()
                                ? heads.v
                                : encoded(heads.v, layer.attn_v_e, layer.attn_v_a, layer.attn_v_a_bias, spec.v);

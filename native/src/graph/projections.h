@@ -4,6 +4,7 @@
 #include "graph/constants.h"
 #include "graph/ggml_entry.h"
 #include "graph/layer_ops.h"
+#include "graph/step/roles.h"
 #include "model/model.h"
 
 namespace lkv {
@@ -16,20 +17,22 @@ struct Heads {
     ggml_tensor* v = nullptr;
     // The output's gate before its sigmoid or softplus: for each number, not contiguous, or for heads [n_head, n_tokens]; null: none.
     ggml_tensor* gate = nullptr;
+    ggml_tensor* shared = nullptr;  // a product that K and V, or the queries too, are parts of; null: none
 };
 
 class Projections {
 public:
-    // positions: i32 [n_tokens], null if no layer has RoPE; temperatures: f32 [n_tokens], null if queries have none. All arguments
+    // roles: of the graph, where products and rotations are noted. positions: i32 [n_tokens], null if no layer has RoPE; temperatures: f32 [n_tokens], null if queries have none. All arguments
     // must outlive this.
     Projections(const LayerOps& ops, const Model& model, const Ropes& ropes, const GraphConstants& constants,
-                ggml_tensor* positions, ggml_tensor* temperatures)
+                Roles& roles, ggml_tensor* positions, ggml_tensor* temperatures)
         : ops_(ops),
           ctx_(ops.context()),
           model_(model),
           h_(model.hparams()),
           ropes_(ropes),
           constants_(constants),
+          roles_(roles),
           positions_(positions),
           temperatures_(temperatures) {}
 
@@ -51,6 +54,8 @@ public:
     BatchRows exact_rows(const BatchRows& latents, const Heads& heads, int il) const;
 
 private:
+    // V's rows times the Hadamard matrix.
+    ggml_tensor* rotated_values(ggml_tensor* v, const LayerCacheSpec& spec) const;
     Heads packed(ggml_tensor* x, const LayerWeights& layer, const HeadShape& shape) const;
     Heads mla_heads(ggml_tensor* x, const LayerWeights& layer, const LayerCacheSpec& spec, int il) const;
     // Queries [.., n_head, n_tokens] times what their positions make of them.
@@ -76,6 +81,7 @@ private:
     const HParams& h_;
     const Ropes& ropes_;
     const GraphConstants& constants_;
+    Roles& roles_;
     ggml_tensor* positions_;
     ggml_tensor* temperatures_;
 };

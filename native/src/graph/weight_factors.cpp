@@ -23,13 +23,15 @@ ggml_tensor* of_chosen(ggml_context* ctx, ggml_tensor* factors, ggml_tensor* cho
 size_t factor_nodes(const WeightFactors& factors) { return nodes_of_one * factors.size(); }
 
 ggml_cgraph* with_factors(ggml_context* ctx, ggml_cgraph* nodes, const WeightFactors& factors, size_t n_nodes,
-                          std::initializer_list<ggml_tensor**> results) {
+                          Roles& roles, std::initializer_list<ggml_tensor**> results) {
     ggml_cgraph* const made = ggml_new_graph_custom(ctx, n_nodes, false);
     std::unordered_map<const ggml_tensor*, ggml_tensor*> scaled;
     const auto replace = [&](ggml_tensor*& tensor) {
         if (const auto found = scaled.find(tensor); found != scaled.end()) tensor = found->second;
     };
+    std::vector<int> now;  // by the number of a node before
     for (int i = 0; i < ggml_graph_n_nodes(nodes); i++) {
+        now.push_back(ggml_graph_n_nodes(made));
         ggml_tensor* const node = ggml_graph_node(nodes, i);
         for (ggml_tensor*& src : node->src) replace(src);
         replace(node->view_src);
@@ -43,6 +45,12 @@ ggml_cgraph* with_factors(ggml_context* ctx, ggml_cgraph* nodes, const WeightFac
         scaled[node] = with;
     }
     for (ggml_tensor** const result : results) replace(*result);
+    for (LayerRoles& of : roles.layers) {
+        for (int* const number :
+             {&of.ahead, &of.input, &of.k, &of.v, &of.store, &of.rope, &of.latent_q, &of.attention}) {
+            *number = now[static_cast<size_t>(*number)];
+        }
+    }
     return made;
 }
 

@@ -3,6 +3,7 @@
 
 #include <initializer_list>
 
+#include "graph/step/roles.h"
 #include "model/file_tensors.h"
 
 namespace lkv {
@@ -14,8 +15,8 @@ ggml_tensor* of_chosen(ggml_context* ctx, ggml_tensor* factors, ggml_tensor* cho
 size_t factor_nodes(const WeightFactors& factors);
 
 // A graph of at most n_nodes with a product behind every product with a weight that has a factor; all that read the one read the other, and
-// `results` are replaced too. For graphs that have no memory yet.
+// `results` are replaced too, and nodes of `roles` numbered anew. For graphs that have no memory yet.
 ggml_cgraph* with_factors(ggml_context* ctx, ggml_cgraph* nodes, const WeightFactors& factors, size_t n_nodes,
-                          std::initializer_list<ggml_tensor**> results);
+                          Roles& roles, std::initializer_list<ggml_tensor**> results);
 
 }  // namespace lkv

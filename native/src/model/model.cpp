@@ -12,7 +12,7 @@
 #include "model/older_mla.h"
 #include "model/placing.h"
 #include "model/sidecar.h"
-#include "ops/latent_attn.h"
+#include "ops/cuda/routes.h"
 
 namespace lkv {
 
@@ -146,20 +146,12 @@ void Model::place_weights() {
     if (!describe_only() && !options_.weights) {
         for (auto& copy : interleave(std::span(layers_).first(n_host))) host_copies_.push_back(std::move(copy));
     }
-    const auto expands_wide_heads = [this](int64_t head_dim) {
-        return head_dim == 2 * most_expanded_head && !describe_only() &&
-               std::all_of(runs_.begin(), runs_.end(),
-                           [](const LayerRun& run) { return !run.on_gpu() || gpu_has_warpgroups(run.gpu); });
-    };
-    // see AttentionBranch::expands_keys
+    const bool warpgroups = !describe_only() && std::all_of(runs_.begin(), runs_.end(), [](const LayerRun& run) {
+        return !run.on_gpu() || gpu_has_warpgroups(run.gpu);
+    });
     for (LayerWeights& l : std::span(layers_).subspan(n_host)) {
-        if (l.attn_q_e == nullptr) continue;
-        const int64_t head_dim = l.attn_q_e->ne[0];
-        // wider heads have no other kernel that is fast on latents wider than these
-        const int64_t rank = l.attn_q_e->ne[1];
-        const bool expands =
-            head_dim > most_expanded_head ? rank > head_dim && expands_wide_heads(head_dim) : rank >= head_dim;
-        if (expands) l.k_b = to_floats(l.attn_q_e);
+        if (l.attn_q_e == nullptr || !ever_expands(l.attn_q_e->ne[0], l.attn_q_e->ne[1], warpgroups)) continue;
+        l.k_b = to_floats(l.attn_q_e);
     }
     const auto dequantized = options_.weights ? Dequantized(multiplied(), *options_.weights) : Dequantized();
     if (describe_only()) return;

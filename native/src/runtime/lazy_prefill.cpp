@@ -200,13 +200,15 @@ void Session::prefill_layer(int il, const LazyPrompt& prompt, std::span<const Sl
         assign(batch_.seq, ubatch(prompt.seq));
         assign(batch_.slots, ubatch(targets));
         batch_.k_staged = staged.row(first);
+        batch_.count(cache_.placement());
         batch = batch_;
         assign(batch.slots, ubatch(std::span(slots)));
+        batch.count(exact.cache->placement());
         const std::vector<int32_t> out_ids = wanted(ubatch(prompt.output));
 
         GraphShape shape = graph_shape(n, out_ids.size(), *exact.cache);
         shape.result = prompt.result;
-        shape.on_gpu = all.on_gpu();
+        if (all.on_gpu()) run_on_gpu(shape);
         shape.first_layer = il;
         shape.end_layer = il + 1;
         prepare_graph(all, shape, &exact);

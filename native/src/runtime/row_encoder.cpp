@@ -25,7 +25,8 @@ void GgmlRowEncoder::encode(int layer, bool value_side, std::span<const float> r
         tensor_context(ggml_tensor_overhead() * 2 * n_nodes + ggml_graph_overhead_custom(n_nodes, false));
     ggml_context* const ctx = context.get();
     ggml_tensor* const x = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, heads.head_dim, heads.n_kv, n);
-    ggml_tensor* const out = lkv::encode(ctx, e, x, side, [](ggml_tensor* t) { return t; });
+    std::vector<FactorProduct> products;
+    ggml_tensor* const out = lkv::encode(ctx, e, x, side, [](ggml_tensor* t) { return t; }, products);
     ggml_cgraph* const graph = ggml_new_graph_custom(ctx, n_nodes, false);
     ggml_build_forward_expand(graph, out);
     const ggml_backend_buffer_ptr buffer(quietly([&] { return ggml_backend_alloc_ctx_tensors(ctx, backend_); }));

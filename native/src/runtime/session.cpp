@@ -155,10 +155,8 @@ GraphShape Session::graph_shape(size_t n_tokens, size_t n_outputs, const KvCache
                                             [middle](const SlotRef& to) { return to.region == middle; });
     shape.latents = rows.placement().cells(middle).end() > 0;
     shape.ring = rows.placement().ring() != nullptr && rows.placement().ring()->cells().end() > 0;
-    int64_t seen = 0;
-    for (const int32_t pos : batch_.pos) seen += pos + 1;
-    shape.apart = shape.n_tokens <= most_direct_tokens && rows.options().n_seq_max > 1 &&
-                  less_work_apart(shape.n_tokens, seen, rows.placement().cells(middle).end());
+    shape.apart = batch_.apart[0].middle;
+    shape.ring_apart = batch_.apart[1].middle;
     return shape;
 }
 
@@ -181,7 +179,7 @@ void Session::prepare_graph(PipelineStage& stage, const GraphShape& shape, const
 void Session::prepare_graphs(const GraphShape& all) {
     for (PipelineStage& stage : stages_) {
         GraphShape shape = all;
-        shape.on_gpu = stage.on_gpu();
+        if (stage.on_gpu()) run_on_gpu(shape);
         shape.first_layer = stage.run.first_layer;
         shape.end_layer = stage.run.end_layer;
         prepare_graph(stage, shape);
@@ -196,6 +194,7 @@ void Session::run_ubatch(std::span<const int32_t> tokens, std::span<const int32_
     batch_.own_rows =
         cache_.options().keeps_recent() && tokens.size() > static_cast<size_t>(cache_.options().exact_ubatch);
     batch_.slots = cache_.claim({pos, seq, batch_.own_rows});
+    batch_.count(cache_.placement());
     step_ = {};
     try {
         if (cache_.states().is_used()) claim_states(seq, runs, n_ahead);

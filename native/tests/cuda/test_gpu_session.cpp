@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -21,6 +22,10 @@
 #include "check.h"
 #include "devices/gpus.h"
 #include "files/gguf_bytes.h"
+#include "ggml-alloc.h"
+#include "runtime/branches.h"
+#include "runtime/gpu.h"
+#include "runtime/plan/rotation.h"
 #include "runtime/session.h"
 
 // The emulated GPU has it (emulated_gpu/device.h), a real one does not.
@@ -583,6 +588,48 @@ std::shared_ptr<const lkv::Model> open(const File& file, const lkv::GpuOptions& 
     return std::make_shared<lkv::Model>(file.path(), lkv::ModelOptions{.gpu = gpu});
 }
 
+// Every layer with rows of its own says which nodes lead where, in the order in which they are drawn, and up to eight tokens' K, V and
+// queries need nothing of one another.
+void roles(const std::string& path) {
+    const auto model = std::make_shared<lkv::Model>(path, lkv::ModelOptions{.gpu = on_gpu(99)});
+    const lkv::HParams& h = model->hparams();
+    lkv::SessionOptions options;
+    options.n_ctx = 256;
+    const lkv::SessionPlan plan = lkv::resolve(*model, options);
+    lkv::KvCache cache(h, model->cache_spec(), plan.cache, false);
+    const auto rotates = [&](bool values) { return plan.kv_rotate && lkv::rotates_full(*model, cache, values); };
+    const lkv::Ropes ropes = lkv::read_ropes(model->file(), h, options.n_ctx);
+    const ggml_backend_buffer_type_t host = ggml_backend_cpu_buffer_type();
+    const lkv::GraphConstants constants = lkv::make_graph_constants(h, ropes, rotates(false), rotates(true), host);
+    const lkv::StateTensors states(h, model->runs().front(), cache.states().n_slots(), host, false);
+    const lkv::BatchSlots batch;
+    size_t own = 0;
+    for (int il = 0; il < h.n_layer; il++) own += h.attends(il) && h.makes_rows(il) ? 1 : 0;
+    for (const int n_tokens : {1, 2, 8, 9, 64, 65}) {
+        for (const bool middle : {false, true}) {
+            lkv::GraphShape of;
+            of.n_tokens = n_tokens;
+            of.latents = of.ring = middle;
+            lkv::run_on_gpu(of);
+            const auto graph = lkv::build_graph(*model, cache, ropes, constants, &states, batch, of);
+            const ggml_gallocr_ptr allocator(ggml_gallocr_new(host));
+            CHECK(ggml_gallocr_alloc_graph(allocator.get(), graph->nodes));
+            CHECK(graph->roles.layers.size() == own);
+            int next = 0;
+            for (const lkv::LayerRoles& layer : graph->roles.layers) {
+                const std::array at{next,        layer.ahead, layer.input,    layer.k,        layer.v,
+                                    layer.store, layer.rope,  layer.latent_q, layer.attention};
+                CHECK(std::is_sorted(at.begin(), at.end()));
+                CHECK(ggml_graph_node(graph->nodes, layer.attention)->src[1] ==
+                      ggml_graph_node(graph->nodes, layer.store));
+                next = layer.attention + 1;
+            }
+            const size_t concurrent = lkv::concurrent_layers(graph->nodes, graph->roles.layers).size();
+            CHECK(!of.concurrent || concurrent == own);
+        }
+    }
+}
+
 // Logits of each call's last token, and of all tokens of steps of all sequences. steps: tokens one by one, at the end
 std::vector<float> decode(const File& file, const lkv::SessionOptions& options, const lkv::GpuOptions& gpu, int prompt,
                           int steps = 0) {
@@ -1076,6 +1123,13 @@ int main(int argc, char** argv) {
     if (argc > 1 && std::string(argv[1]) == "across") {
         if (argc > 2) most_across = std::atof(argv[2]);
         return across(most_across > 0.0);
+    }
+    if (argc > 1 && std::string(argv[1]) == "roles") {
+        for (int i = 2; i < argc; i++) roles(argv[i]);
+        for (const Shape& shape : shapes) {
+            if (argc == 2) roles(File(shape, 7).path());
+        }
+        return lkv::test::report("gpu_roles");
     }
     if (argc > 1 && std::string(argv[1]) == "memory") {
         if (emulated_fail_allocation == nullptr) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,9 @@ def tensor_bytes(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     return {name: (info.type, info.shape, parts.raw(name).tobytes()) for name, info in infos.items()}
 
 
+NATIVE = Path(__file__).parents[3] / "build/make/native/tests/emulated_gpu/test_gpu_session_emulated"
+
+
 def logits(source: Source, ids: list[int]) -> np.ndarray:
     with torch.no_grad():
         return np.asarray(Decoder(source)(torch.tensor([ids]))[0].numpy())
@@ -116,6 +120,15 @@ def test_the_same_model_as_its_checkpoint(
             assert np.allclose(found, expected, rtol=1e-6)
             assert np.isclose(magnitude(ours.spec, layer), magnitude(theirs.spec, layer), rtol=1e-6)
     assert distance(logits(ours, token_ids(60)), logits(theirs, token_ids(60))) < 1e-6
+    assert_a_gpu_finds_its_branches(tmp_path / "plain.gguf")
+
+
+def assert_a_gpu_finds_its_branches(file: Path) -> None:
+    """K, V and the queries of every layer can be computed beside each other, as the graph says which nodes
+    lead to them."""
+    if NATIVE.exists():  # built by `make test`
+        done = subprocess.run([NATIVE, "roles", file], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-500:]
 
 
 @pytest.mark.parametrize(

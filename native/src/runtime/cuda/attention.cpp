@@ -7,8 +7,10 @@
 
 #include "base/log.h"
 #include "ggml-impl.h"
+#include "ops/cuda/routes.h"
 #include "runtime/branches.h"
 #include "runtime/cuda/own_products.h"
+#include "runtime/gpu.h"
 
 namespace lkv::cuda {
 
@@ -27,22 +29,7 @@ void PartBytes::hold(size_t sum_floats, size_t maximum_floats) {
 // Rotations that nothing but storing V reads, of what keeps its memory until then: a launch less on the way to V's rows.
 void Attention::find_rotations(const Graph& graph) {
     rotated_by_store_.clear();
-    std::map<const ggml_tensor*, int> uses;
-    std::set<const ggml_tensor*> stored;  // as V
-    for (int i = 0; i < ggml_graph_n_nodes(graph.nodes); i++) {
-        const ggml_tensor* const node = ggml_graph_node(graph.nodes, i);
-        if (is_view(node)) continue;
-        ggml_custom_op_t function = nullptr;
-        if (node->op == GGML_OP_CUSTOM) attention_of(node, &function);
-        if (function == gpu_attend_node) continue;  // which reads a long batch's own rows alone
-        for (int s = 0; s < GGML_MAX_SRC; s++) {
-            if (node->src[s] == nullptr) continue;
-            uses[owner_of(node->src[s])]++;
-            if (function == gpu_store_node && s % 2 == 1) stored.insert(owner_of(node->src[s]));
-        }
-    }
-    for (const ggml_tensor* node : stored) {
-        if (!is_rotation(node) || uses[node] != 1) continue;
+    for (const ggml_tensor* const node : graph.roles.stored_rotations) {
         const ggml_tensor* const x = node->src[1];
         const bool taken = (owner_of(x)->flags & GGML_TENSOR_FLAG_OUTPUT) != 0 && ggml_is_contiguous(x) &&
                            x->type == GGML_TYPE_F32 && node->src[0]->ne[0] <= 64;

@@ -153,8 +153,8 @@ private:
     cudaError_t encode(const cuda::Layer& layer, const cuda::RowTarget& to, const int32_t* list, int n);
     cudaError_t join();
     ggml_status warm_up(const ggml_tensor* node);
-    ggml_status run_branches(ggml_cgraph* graph, const Branches& layer);
-    ggml_status begin(ggml_cgraph* graph, const Branches& layer, int queries);
+    ggml_status run_branches(ggml_cgraph* graph, const LayerRoles& layer);
+    ggml_status begin(ggml_cgraph* graph, const LayerRoles& layer, int queries);
     ggml_status enqueue(ggml_cgraph* graph);
     ggml_status enqueue_nodes(ggml_cgraph* graph);
 
@@ -183,7 +183,7 @@ private:
     const ggml_tensor* begun_ = nullptr;  // the attention whose full rows and latents run already
 
     bool recordable_ = false;
-    std::vector<Branches> branches_;  // of the prepared graph
+    std::vector<LayerRoles> branches_;  // of the prepared graph
     cuda::Recording recording_;
 };
 
@@ -252,7 +252,7 @@ void CudaGpu::prepare(const Graph& graph) {
     // a prefill graph runs once or twice, and its launches hide behind its work
     recordable_ = !lazy && !graph.attention.empty() && n_tokens_of(graph) <= recorded_batch && !one_waits;
     const bool small = recordable_ && n_tokens_of(graph) <= small_batch;
-    branches_ = small ? find_branches(graph.nodes) : std::vector<Branches>{};
+    branches_ = small ? concurrent_layers(graph.nodes, graph.roles.layers) : std::vector<LayerRoles>{};
     products_.prepare(graph, small);
     if (!branches_.empty()) warm_up_.prepare(graph, parts);
 }
@@ -454,7 +454,7 @@ ggml_status CudaGpu::warm_up(const ggml_tensor* node) {
 // first: their few thread blocks would wait for the queries', which fill the GPU (q4 rows of joint latents at depth 0: 328 tokens/s
 // so, 322 with the queries first; q8 ones 333 and 336, full f16 rows 368 and 375). In files with exact windows tokens enter in f16: a default
 // file at 14 % has 289, 263 and 237 tokens/s at depth 0, 4096 and 16384 with K and V first, 296, 271 and 240 with the queries.
-ggml_status CudaGpu::run_branches(ggml_cgraph* graph, const Branches& layer) {
+ggml_status CudaGpu::run_branches(ggml_cgraph* graph, const LayerRoles& layer) {
     const ggml_tensor* const rows = ggml_graph_node(graph, layer.store);
     const AttentionNode& node = attention_of(rows);
     const auto store_side = [&](ggml_status status, bool is_k, const Lane& lane) {
@@ -483,7 +483,7 @@ ggml_status CudaGpu::run_branches(ggml_cgraph* graph, const Branches& layer) {
 
 // Full rows are attended to on the main stream, latents after their queries beside that. Not before K and V are stored: the MLA kernel
 // takes whole multiprocessors, and set up early it would keep the products that make K and V from them.
-ggml_status CudaGpu::begin(ggml_cgraph* graph, const Branches& layer, int queries) {
+ggml_status CudaGpu::begin(ggml_cgraph* graph, const LayerRoles& layer, int queries) {
     const ggml_tensor* const dst = ggml_graph_node(graph, layer.attention);
     const AttentionNode& node = attention_of(dst);
     begun_ = dst;
@@ -511,7 +511,7 @@ ggml_status CudaGpu::enqueue(ggml_cgraph* graph) {
 
 ggml_status CudaGpu::enqueue_nodes(ggml_cgraph* graph) {
     int first = 0;
-    for (const Branches& layer : branches_) {
+    for (const LayerRoles& layer : branches_) {
         ggml_status status = run(graph, first, layer.ahead, main_);
         if (status == GGML_STATUS_SUCCESS) status = warm_up(ggml_graph_node(graph, layer.attention));
         if (status == GGML_STATUS_SUCCESS) status = run(graph, layer.ahead, layer.k, main_);

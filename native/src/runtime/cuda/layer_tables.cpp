@@ -187,7 +187,6 @@ void LayerTables::attach_layer(const Model& model, const KvCache& cache, const L
     }
     const RegionView entered = cache.view(cache.entered_region(), row_layer);
     layer.fitted = has_format(entered.k, format_is_fitted) || has_format(entered.v, format_is_fitted);
-    factors_.insert({weights.attn_k_e, weights.attn_q_e, weights.attn_v_e});
     Problem& a = layer.latents.constant;
     if ((!weights.k_b.empty() && spec.k_path != KPath::full) || spec.rebuilds_key_of_value()) {
         attach_keys(layer, model, spec, rope, blocks, il);

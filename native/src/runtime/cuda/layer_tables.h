@@ -94,9 +94,6 @@ public:
 
     uint32_t* done() const { return done_.as<uint32_t>(); }  // Cut::done
 
-    // Whether the tensor is some layer's E_k or E_q.
-    bool is_factor(const ggml_tensor* tensor) const { return factors_.contains(tensor); }
-
 private:
     void attach_shared(const Model& model, const Ropes& ropes, const GraphConstants& constants);
     // row_layer: of the cache
@@ -112,7 +109,6 @@ private:
     DeviceMemory finished_;   // keys of the exact windows, of one layer at a time
     DeviceMemory own_[2];     // K, V of a batch
 
-    std::set<const ggml_tensor*> factors_;
     std::vector<RopeTables> ropes_;                 // as Ropes::tables
     std::vector<const ggml_tensor*> rope_factors_;  // and GraphConstants::rope_factors
     DeviceMemory slopes_;

@@ -8,15 +8,6 @@
 namespace lkv::cuda {
 namespace {
 
-// What was copied so that heads and tokens change places (swapped in graph/encode.h), or null.
-ggml_tensor* unswapped(const ggml_tensor* node) {
-    if (node->op != GGML_OP_CONT || node->src[0]->op != GGML_OP_PERMUTE) return nullptr;
-    ggml_tensor* const x = node->src[0]->src[0];
-    const ggml_tensor* const y = node->src[0];
-    const bool swaps = y->nb[0] == x->nb[0] && y->nb[1] == x->nb[2] && y->nb[2] == x->nb[1] && x->ne[3] == 1;
-    return swaps && ggml_is_contiguous(x) && x->type == GGML_TYPE_F32 ? x : nullptr;
-}
-
 // How many nodes read each tensor, through views too.
 std::map<const ggml_tensor*, int> uses_in(ggml_cgraph* graph) {
     std::map<const ggml_tensor*, int> uses;
@@ -40,17 +31,20 @@ void OwnProducts::prepare(const Graph& graph, bool small) {
     positions_ = graph.positions;
     turned_.clear();
     read_otherwise_.clear();
-    results_of_.clear();
+    products_.clear();
+    heads_.clear();
     swaps_.clear();
-    find_heads(graph.nodes);
+    for (const FactorProduct& of : graph.roles.products) {
+        products_.insert(of.product);
+        find_heads(of);
+    }
     if (small) find_turned(graph.nodes);
 }
 
 std::optional<ProductArgs> OwnProducts::product_of(const ggml_tensor* node) const {
-    if (node->op != GGML_OP_MUL_MAT) return std::nullopt;
+    if (!products_.contains(node)) return std::nullopt;
     const ggml_tensor* const w = node->src[0];
     const ggml_tensor* const x = node->src[1];
-    if (!layers_.is_factor(owner_of(w))) return std::nullopt;
     const int64_t columns = x->ne[1] * x->ne[2] / w->ne[2];
     const bool taken = w->type == GGML_TYPE_F16 && x->type == GGML_TYPE_F32 && ggml_is_contiguous(x) &&
                        ggml_is_contiguous(node) && x->ne[3] == 1 && w->ne[0] % 8 == 0 && w->nb[1] % 16 == 0 &&
@@ -76,39 +70,29 @@ std::optional<ProductArgs> OwnProducts::product_of(const ggml_tensor* node) cons
     return args;
 }
 
-bool OwnProducts::is_heads_product(const ggml_tensor* node) const {
-    if (node->op != GGML_OP_MUL_MAT || !layers_.is_factor(owner_of(node->src[0]))) return false;
-    const ggml_tensor* const w = node->src[0];
-    const ggml_tensor* const x = unswapped(node->src[1]);
-    // read when the copy may be gone
-    return x != nullptr && (owner_of(x)->flags & GGML_TENSOR_FLAG_OUTPUT) != 0 && w->type == GGML_TYPE_F16 &&
-           w->ne[0] % heads_product_step == 0 && w->nb[1] % 16 == 0 && w->nb[2] % 16 == 0 &&
-           reinterpret_cast<uintptr_t>(w->data) % 16 == 0 && reinterpret_cast<uintptr_t>(x->data) % 16 == 0;
-}
-
 // 48 tokens of a default file took 6 launches a layer here.
-void OwnProducts::find_heads(ggml_cgraph* graph) {
-    std::map<const ggml_tensor*, int> uses = uses_in(graph);
-    for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
-        ggml_tensor* const result = ggml_graph_node(graph, i);
-        const ggml_tensor* const product = unswapped(result);
-        const bool taken = product != nullptr && is_heads_product(product) && uses[product] == 1 &&
-                           uses[product->src[1]] == 1 && reinterpret_cast<uintptr_t>(result->data) % 16 == 0;
-        if (!taken) continue;
-        results_of_[product] = result;
-        swaps_.insert({product->src[1], result});
-    }
+void OwnProducts::find_heads(const FactorProduct& of) {
+    const ggml_tensor* const w = of.product->src[0];
+    // x is read when the copy may be gone
+    const bool taken =
+        of.x != nullptr && (owner_of(of.x)->flags & GGML_TENSOR_FLAG_OUTPUT) != 0 && ggml_is_contiguous(of.x) &&
+        of.x->type == GGML_TYPE_F32 && w->type == GGML_TYPE_F16 && w->ne[0] % heads_product_step == 0 &&
+        w->nb[1] % 16 == 0 && w->nb[2] % 16 == 0 && reinterpret_cast<uintptr_t>(w->data) % 16 == 0 &&
+        reinterpret_cast<uintptr_t>(of.x->data) % 16 == 0 && reinterpret_cast<uintptr_t>(of.result->data) % 16 == 0;
+    if (!taken) return;
+    heads_[of.product] = of;
+    swaps_.insert({of.product->src[1], of.result});
 }
 
 std::optional<HeadsProductArgs> OwnProducts::heads_product_of(const ggml_tensor* node) const {
-    const auto found = results_of_.find(node);
-    if (found == results_of_.end()) return std::nullopt;
+    const auto found = heads_.find(node);
+    if (found == heads_.end()) return std::nullopt;
     const ggml_tensor* const w = node->src[0];
-    const ggml_tensor* const x = unswapped(node->src[1]);
+    const ggml_tensor* const x = found->second.x;
     HeadsProductArgs args{};
     args.w = static_cast<const uint16_t*>(w->data);
     args.x = static_cast<const float*>(x->data);
-    args.y = static_cast<float*>(found->second->data);
+    args.y = static_cast<float*>(found->second.result->data);
     args.w_row = static_cast<int64_t>(w->nb[1] / sizeof(uint16_t));
     args.w_matrix = static_cast<int64_t>(w->nb[2] / sizeof(uint16_t));
     args.n_in = static_cast<int32_t>(w->ne[0]);

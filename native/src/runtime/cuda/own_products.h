@@ -1,4 +1,4 @@
-// Which of a graph's ordinary nodes our kernels take: products with the latents' factors E_k and E_q in a decode step, and RoPE of a single
+// Which of a graph's ordinary nodes our kernels take: products with the latents' factors in a decode step, and RoPE of a single
 // token with the Hadamard rotation after it. Everything else is ggml-cuda's.
 #pragma once
 
@@ -7,6 +7,7 @@
 #include <set>
 
 #include "ggml.h"
+#include "graph/step/roles.h"
 #include "ops/cuda/step/heads_product.h"
 #include "ops/cuda/step/product.h"
 #include "ops/cuda/step/turn.h"
@@ -49,8 +50,7 @@ private:
     // RoPE of the one token whose heads this product or rotation takes, or null.
     const ggml_tensor* rope_of(const ggml_tensor* product) const;
     void find_turned(ggml_cgraph* graph);
-    void find_heads(ggml_cgraph* graph);
-    bool is_heads_product(const ggml_tensor* node) const;
+    void find_heads(const FactorProduct& of);
 
     const LayerTables& layers_;
     const StepInputs& inputs_;
@@ -58,7 +58,8 @@ private:
     const ggml_tensor* positions_ = nullptr;  // of the graph's tokens
     std::set<const ggml_tensor*> turned_;
     std::set<const ggml_tensor*> read_otherwise_;
-    std::map<const ggml_tensor*, ggml_tensor*> results_of_;  // of products of several tokens' heads
+    std::set<const ggml_tensor*> products_;
+    std::map<const ggml_tensor*, FactorProduct> heads_;  // by product: of several tokens' heads
     std::set<const ggml_tensor*> swaps_;
 };
 

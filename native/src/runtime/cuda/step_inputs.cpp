@@ -4,6 +4,7 @@
 #include <span>
 #include <utility>
 
+#include "ops/cuda/routes.h"
 #include "ops/cuda/rows/rows.h"
 
 namespace lkv::cuda {
@@ -13,6 +14,25 @@ namespace {
 int steps_of(int slots) { return (slots + step_slots - 1) / step_slots; }
 
 }  // namespace
+
+StepLayout::StepLayout(size_t n_ubatch, size_t n_evicting) {
+    const auto place = [this](size_t n, size_t multiple = 1) {
+        const size_t at = (n_words + multiple - 1) / multiple * multiple;
+        n_words = at + n;
+        return at;
+    };
+    for (size_t i = 0; i < own_cells + n_evicting; i++) {
+        const size_t n_slots = place(max_regions);
+        const size_t n_middle = place(1);
+        cells.push_back({n_slots, n_middle, place(n_ubatch)});
+    }
+    n_full = place(max_regions);
+    pos = place(n_ubatch);
+    seq = place(n_ubatch);
+    region = place(n_ubatch);
+    own_seq = place(2 * n_ubatch, 2);
+    weights = place(n_evicting > 0 ? 2 * n_ubatch : 0, 2);
+}
 
 void StepInputs::attach(const KvCache& cache) {
     n_regions_ = cache.placement().n_regions();
@@ -28,9 +48,9 @@ void StepInputs::attach(const KvCache& cache) {
     middle_[0] = hold(evicts ? 0 : cache.placement().cells(middle).capacity());
     middle_[1] = hold(cache.placement().ring() != nullptr ? cache.placement().ring()->cells().capacity() : 0);
     for (int il = 0; il < cache.placement().n_layers(); il++) {
-        cells_of_.push_back(cache.placement().in_ring(il) ? of_ring : 0);
+        cells_of_.push_back(cache.placement().in_ring(il) ? ring_cells : middle_cells);
         if (!cache.placement().evicts(il)) continue;
-        cells_of_.back() = first_own + static_cast<int>(evicting_.size());
+        cells_of_.back() = own_cells + static_cast<int>(evicting_.size());
         evicting_.push_back(il);
         middle_[0] = hold(cache.placement().cells(middle, il).capacity());
     }
@@ -41,10 +61,9 @@ void StepInputs::attach(const KvCache& cache) {
         own_[in_ring] = DeviceMemory(static_cast<size_t>(most_direct_tokens) * lists * sizeof(int32_t));
     }
     cells_version_ = ~uint64_t{0};
-    n_ubatch_ = cache.options().n_ubatch;
-    const size_t words = batch_words();
-    batch_ = DeviceMemory(words * sizeof(int32_t));
-    for (auto& pinned : pinned_) pinned = std::make_unique<PinnedMemory>(words * sizeof(int32_t));
+    layout_ = StepLayout(static_cast<size_t>(cache.options().n_ubatch), evicting_.size());
+    batch_ = DeviceMemory(layout_.n_words * sizeof(int32_t));
+    for (auto& pinned : pinned_) pinned = std::make_unique<PinnedMemory>(batch_.bytes());
 }
 
 void StepInputs::begin(const KvCache& cache, const BatchSlots& batch, cudaStream_t stream) {
@@ -55,31 +74,32 @@ void StepInputs::begin(const KvCache& cache, const BatchSlots& batch, cudaStream
     const int middle = n_regions_ - 1;
     const int ends[] = {cache.placement().cells(middle).end(),
                         cache.placement().ring() != nullptr ? cache.placement().ring()->cells().end() : 0};
-    int32_t* const full = to + 2 * max_regions;
+    int32_t* const full = to + layout_.n_full;
     exact_context_ = 0;
     for (int r = 0; r < max_regions; r++) {
         const int exact = r < middle ? cache.placement().cells(r).end() : 0;
-        full[r] = to[r] = to[max_regions + r] = exact;
+        full[r] = to[of(middle_cells).n_slots + static_cast<size_t>(r)] =
+            to[of(ring_cells).n_slots + static_cast<size_t>(r)] = exact;
         exact_context_ += round_up(exact, context_step);
     }
     if (batch.own_rows) full[middle] = static_cast<int32_t>(n);
     for (const int in_ring : {0, 1}) {
-        to[in_ring * max_regions + middle] = to[3 * max_regions + in_ring] = ends[in_ring];
+        const StepLayout::OfCells& at = of(in_ring);
+        to[at.n_slots + static_cast<size_t>(middle)] = to[at.n_middle] = ends[in_ring];
         middle_context_[in_ring] = round_up(ends[in_ring], context_step);
     }
-    int32_t* const fields = to + counts;
-    auto* const own_seq = reinterpret_cast<uint64_t*>(fields + 4 * static_cast<size_t>(n_ubatch_));
+    auto* const own_seq = reinterpret_cast<uint64_t*>(to + layout_.own_seq);
     for (size_t i = 0; i < n; i++) {
-        fields[i] = batch.pos[i];
-        fields[static_cast<size_t>(n_ubatch_) + i] = batch.seq[i];
-        fields[2 * static_cast<size_t>(n_ubatch_) + i] = batch.slots[i].region;
-        fields[3 * static_cast<size_t>(n_ubatch_) + i] = batch.slots[i].slot;
-        own_seq[i] = bit(batch.seq[i]);
         const SlotRef& at = batch.slots[i];
-        fields[6 * static_cast<size_t>(n_ubatch_) + i] = at.region == middle ? at.ring : at.slot;
+        to[layout_.pos + i] = batch.pos[i];
+        to[layout_.seq + i] = batch.seq[i];
+        to[layout_.region + i] = at.region;
+        to[of(middle_cells).slot + i] = at.slot;
+        to[of(ring_cells).slot + i] = at.region == middle ? at.ring : at.slot;
+        own_seq[i] = bit(batch.seq[i]);
     }
     if (!evicting_.empty()) put_evicting(cache, batch, to);
-    check(cudaMemcpyAsync(batch_.as<void>(), to, batch_words() * sizeof(int32_t), cudaMemcpyHostToDevice, stream),
+    check(cudaMemcpyAsync(batch_.as<void>(), to, batch_.bytes(), cudaMemcpyHostToDevice, stream),
           "a copy of the batch");
     for (size_t index = 0; index < pos_.size(); index++) {
         if (pos_[index].bytes() != 0) marked_[index] = std::max(marked_[index], cells_at(cache, index).end());
@@ -92,24 +112,23 @@ void StepInputs::begin(const KvCache& cache, const BatchSlots& batch, cudaStream
         claim(static_cast<int>(n), !batch.own_rows, stream);
     }
     n_unseen_ = batch.own_rows ? static_cast<int>(n) : 0;
-    find_apart(cache, batch, stream);
+    find_apart(batch, stream);
 }
 
 // What layers that evict read, of slots of their own; and how queries count in the masses.
 void StepInputs::put_evicting(const KvCache& cache, const BatchSlots& batch, int32_t* to) {
     const int middle = n_regions_ - 1;
-    auto* const weights = reinterpret_cast<QueryMass*>(to + counts + 7 * static_cast<size_t>(n_ubatch_));
+    auto* const weights = reinterpret_cast<QueryMass*>(to + layout_.weights);
     const std::span<const QueryWeight> queries = cache.placement().eviction()->weights();
     for (size_t i = 0; i < batch.pos.size(); i++) weights[i] = {queries[i].weight, 1.0F / queries[i].temperature};
     middle_context_[0] = 0;
     for (size_t e = 0; e < evicting_.size(); e++) {
-        int32_t* const own = to + own_at(first_own + static_cast<int>(e));
+        const StepLayout::OfCells& at = of(own_cells + static_cast<int>(e));
         const int end = cache.placement().cells(middle, evicting_[e]).end();
-        std::copy_n(to, middle, own);
-        std::fill(own + middle, own + max_regions, 0);
-        own[middle] = own[max_regions] = end;
+        std::copy_n(to + of(middle_cells).n_slots, max_regions, to + at.n_slots);
+        to[at.n_slots + static_cast<size_t>(middle)] = to[at.n_middle] = end;
         for (size_t i = 0; i < batch.slots.size(); i++) {
-            own[static_cast<size_t>(own_counts) + i] = cache.placement().row_of(batch.slots[i], evicting_[e]).slot;
+            to[at.slot + i] = cache.placement().row_of(batch.slots[i], evicting_[e]).slot;
         }
         middle_context_[0] = std::max(middle_context_[0], round_up(end, context_step));
     }
@@ -127,25 +146,11 @@ OwnSteps StepInputs::own_steps(Reads what, bool in_ring) const {
             list_capacity(in_ring)};
 }
 
-void StepInputs::find_apart(const KvCache& cache, const BatchSlots& batch, cudaStream_t stream) {
+void StepInputs::find_apart(const BatchSlots& batch, cudaStream_t stream) {
     const auto n = static_cast<int>(batch.pos.size());
-    const Placement& placement = cache.placement();
-    int64_t exact = 0;  // slots of the windows in use
-    for (int r = 0; r + 1 < n_regions_; r++) exact += placement.cells(r).end();
     for (const int in_ring : {0, 1}) {
-        apart_[in_ring] = windows_apart_[in_ring] = false;
-        if (own_[in_ring].bytes() == 0 || n > most_direct_tokens || batch.own_rows) continue;
-        const int64_t others = in_ring != 0 ? placement.ring()->cells().end() : placement.cells(n_regions_ - 1).end();
-        int64_t seen = 0;
-        int64_t seen_exact = 0;
-        for (const int32_t pos : batch.pos) {
-            seen += in_ring != 0 ? std::min(pos + 1, placement.ring()->window()) : pos + 1;
-            seen_exact +=
-                std::min(pos + 1, placement.options().sink + placement.options().window(pos + 1) + demotion_batch);
-        }
-        apart_[in_ring] = less_work_apart(n, seen, others);
-        windows_apart_[in_ring] = less_work_apart(n, seen_exact, exact);
-        if (!apart_[in_ring] && !windows_apart_[in_ring]) continue;
+        apart_[in_ring] = own_[in_ring].bytes() == 0 ? Apart{} : batch.apart[in_ring];
+        if (!apart_[in_ring].middle && !apart_[in_ring].windows) continue;
         FindStepsArgs args{};
         args.q_seq = q_seq();
         for (int r = 0; r < n_regions_; r++) args.seq[r] = seq(r, in_ring);
@@ -188,7 +193,7 @@ void StepInputs::claim(int n_tokens, bool seen, cudaStream_t stream) {
     ClaimArgs claim{};
     claim.q_pos = q_pos();
     claim.q_seq = q_seq();
-    for (int cells = 0; cells < first_own + static_cast<int>(evicting_.size()); cells++) {
+    for (int cells = 0; cells < static_cast<int>(layout_.cells.size()); cells++) {
         if (pos_[index_of(n_regions_ - 1, cells)].bytes() == 0) continue;
         claim.region = region();
         claim.slot = slot(cells);

@@ -7,6 +7,7 @@
 #include "ggml-cpp.h"
 #include "graph/graph.h"
 #include "graph/recurrent/state_tensors.h"
+#include "runtime/gpu.h"
 #include "runtime/lazy_prefill.h"
 #include "runtime/plan/rotation.h"
 
@@ -27,7 +28,7 @@ public:
 
     size_t of_run(const LayerRun& run) const {
         GraphShape shape = full_ubatch();
-        shape.on_gpu = run.on_gpu();
+        if (run.on_gpu()) run_on_gpu(shape);
         shape.first_layer = run.first_layer;
         shape.end_layer = run.end_layer;
         const size_t bytes = measure(shape, run);
@@ -38,6 +39,7 @@ public:
             if (n_tokens >= shape.n_tokens) continue;
             GraphShape few = shape;
             few.n_tokens = n_tokens;
+            run_on_gpu(few);
             most = std::max(most, measure(few, run));
         }
         return most;
@@ -46,7 +48,7 @@ public:
     // A layer of a prompt that is prefilled lazily: all layers are on one device.
     size_t of_lazy_layer(int il) const {
         GraphShape shape = full_ubatch();
-        shape.on_gpu = model_.runs().back().on_gpu();
+        if (model_.runs().back().on_gpu()) run_on_gpu(shape);
         shape.first_layer = il;
         shape.end_layer = il + 1;
         ExactRows exact;

@@ -1,8 +1,8 @@
 // Tokens of several sequences, each of which reads its own slots (Problem::own): parts are shared out among the tokens.
 #pragma once
 
+#include "ops/cuda/routes.h"
 #include "ops/cuda/softmax/parts.cuh"
-#include "ops/latent_attn.h"
 
 namespace lkv::cuda {
 

@@ -3,9 +3,9 @@
 
 #include "ops/cuda/gpu/mma.cuh"
 #include "ops/cuda/kernels/expand/layout.h"
+#include "ops/cuda/routes.h"
 #include "ops/cuda/rows/token_blocks.cuh"
 #include "ops/cuda/softmax/parts.cuh"
-#include "ops/latent_attn.h"
 
 namespace lkv::cuda {
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "ops/cuda/kernels/expand/layout.h"
+#include "ops/cuda/routes.h"
 #include "ops/cuda/rows/tables.h"
 #include "ops/cuda/softmax/merge.h"
 

@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "ops/cuda/kernels/flash/layout.h"
-#include "ops/latent_attn.h"
+#include "ops/cuda/routes.h"
 
 namespace lkv::cuda {
 

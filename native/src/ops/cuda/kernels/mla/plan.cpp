@@ -2,6 +2,7 @@
 
 #include "cache/formats.h"
 #include "ops/cuda/kernels/mla/layout.h"
+#include "ops/cuda/routes.h"
 #include "ops/cuda/rows/tables.h"
 
 namespace lkv::cuda {
