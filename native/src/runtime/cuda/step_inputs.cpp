@@ -41,7 +41,7 @@ void StepInputs::attach(const KvCache& cache) {
         own_[in_ring] = DeviceMemory(static_cast<size_t>(most_direct_tokens) * lists * sizeof(int32_t));
     }
     cells_version_ = ~uint64_t{0};
-    n_ubatch_ = cache.options().n_ubatch;
+    n_ubatch_ = cache.options().ubatches.longest;
     const size_t words = batch_words();
     batch_ = DeviceMemory(words * sizeof(int32_t));
     for (auto& pinned : pinned_) pinned = std::make_unique<PinnedMemory>(words * sizeof(int32_t));
