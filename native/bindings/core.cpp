@@ -84,7 +84,7 @@ PYBIND11_MODULE(_core, module) {
     module.def("gpu_memory", &gpu_memory);
     module.def(
         "set_log_level", [](int level) { lkv::set_log_level(static_cast<lkv::LogLevel>(level)); }, py::arg("level"));
-    module.attr("CELL_BYTES") = lkv::Cells::bytes_per_slot();
+    module.attr("LEFT_ALONE") = lkv::left_alone;
     module.attr("MOST_GUESSES") = lkv::most_guesses;
     module.attr("STATE_SLOTS") = +lkv::SequenceState::slots_of_sequence;
     module.attr("DEMOTION_BATCH") = lkv::demotion_batch;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <numeric>
+#include <optional>
 
 #include "base/log.h"
 #include "bindings.h"
@@ -159,13 +160,44 @@ lkv::HeadShape widest(const lkv::HParams& h) {
                              [](const lkv::HeadShape& a, const lkv::HeadShape& b) { return a.width() < b.width(); });
 }
 
-py::dict forecast(const Model& model, int n_ctx, const py::kwargs& given) {
-    lkv::SessionOptions options = session_options("forecast", given);
+py::dict plan_dict(const lkv::SessionPlan& plan, const lkv::KvBytes& bytes) {
+    py::dict out = kv_bytes_dict(bytes);
+    out["n_ubatch"] = plan.cache.ubatches.longest;
+    out["sink"] = plan.cache.sink;
+    out["recent"] = plan.cache.recent;
+    out["recent_ratio"] = plan.cache.recent_ratio;
+    out["warnings"] = plan.warnings;
+    return out;
+}
+
+py::dict kv_bytes(const Model& model, int n_ctx, const py::kwargs& given) {
+    lkv::SessionOptions options = session_options("kv_bytes", given);
     options.n_ctx = n_ctx;
     const lkv::SessionPlan plan = lkv::resolve(model, options);
+    return plan_dict(plan, lkv::KvCache(model.hparams(), model.cache_spec(), plan.cache, false).bytes());
+}
+
+// What a GPU with `free` bytes has beside the weights of its layers.
+lkv::FreeOnGpu beside_weights(const Model& model, const std::vector<size_t>& free) {
+    return [&](int gpu) {
+        const std::vector<size_t> weights = model.resident_bytes();
+        size_t held = 0;
+        for (size_t i = 0; i < weights.size(); i++) {
+            if (model.runs()[i].gpu == gpu) held += weights[i];
+        }
+        const size_t all = free.at(static_cast<size_t>(gpu));
+        return all - std::min(all, held);
+    };
+}
+
+py::dict forecast(const Model& model, int n_ctx, const std::optional<std::vector<size_t>>& free,
+                  const py::kwargs& given) {
+    lkv::SessionOptions options = session_options("forecast", given);
+    options.n_ctx = n_ctx;
+    const lkv::SessionPlan plan = lkv::resolve(model, options, free ? beside_weights(model, *free) : lkv::FreeOnGpu());
     const lkv::Forecast forecast = lkv::forecast(model, plan);
     const std::vector<size_t> weights = model.resident_bytes();
-    py::dict out = kv_bytes_dict(forecast.cache);
+    py::dict out = plan_dict(plan, forecast.cache);
     out["weights"] = std::accumulate(weights.begin(), weights.end(), size_t{0});
     out["compute"] = std::accumulate(forecast.compute.begin(), forecast.compute.end(), size_t{0});
     out["prefill"] = forecast.prefill;
@@ -180,10 +212,6 @@ py::dict forecast(const Model& model, int n_ctx, const py::kwargs& given) {
         runs.append(run);
     }
     out["runs"] = runs;
-    out["sink"] = plan.cache.sink;
-    out["recent"] = plan.cache.recent;
-    out["recent_ratio"] = plan.cache.recent_ratio;
-    out["warnings"] = plan.warnings;
     return out;
 }
 
@@ -284,6 +312,7 @@ void bind_model(py::module_& module) {
                                    }
                                    return text(*m.vocab().chat_template());
                                })
-        .def("forecast", &forecast, py::arg("n_ctx"));
+        .def("kv_bytes", &kv_bytes, py::arg("n_ctx"))
+        .def("forecast", &forecast, py::arg("n_ctx"), py::arg("free") = py::none());
     bind_vocab(bound);
 }

@@ -9,6 +9,7 @@ lkv::SessionOptions session_options(const char* function, const py::kwargs& give
     Keywords keywords(function);
     keywords.field("n_ctx", o.n_ctx);
     keywords.field("n_ubatch", o.n_ubatch);
+    keywords.field("n_batch", o.n_batch);
     keywords.field("n_seq_max", o.n_seq_max);
     keywords.field("n_guesses", o.n_guesses);
     keywords.field("n_threads", o.n_threads);

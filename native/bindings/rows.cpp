@@ -15,7 +15,6 @@
 #include "cache/formats.h"
 #include "cache/kv_cache.h"
 #include "cache/row.h"
-#include "cache/slots.h"
 
 namespace py = pybind11;
 
@@ -60,31 +59,6 @@ std::vector<std::vector<lkv::SegmentSpec>> in_whole_units(const Groups& groups) 
 
 int row_bytes(const Groups& groups) { return lkv::RowPlan(in_whole_units(groups)).row_bytes(); }
 
-// A cache of one sequence on a GPU: its ubatches are longer, so exact windows and rings have more slots than on the CPU.
-lkv::KvCacheOptions one_sequence(int n_ctx, int sink, int recent, double recent_ratio, bool full_beside_latents) {
-    lkv::KvCacheOptions options;
-    options.n_ctx = n_ctx;
-    options.n_ubatch = std::min(options.n_ubatch, n_ctx);
-    options.sink = sink;
-    options.recent = recent;
-    options.recent_ratio = recent_ratio;
-    lkv::shorten_ubatches(options, full_beside_latents, true);
-    return options;
-}
-
-py::dict cache_slots(int n_ctx, int sink, int recent, double recent_ratio, bool full_beside_latents,
-                     const std::vector<int>& windows) {
-    const lkv::CacheSlots slots =
-        lkv::count_slots(one_sequence(n_ctx, sink, recent, recent_ratio, full_beside_latents), windows, false);
-    py::dict found;
-    found["sink"] = slots.sink;
-    found["recent"] = slots.recent;
-    found["middle"] = slots.middle;
-    found["ring"] = slots.ring;
-    found["in_ring"] = slots.in_ring;
-    return found;
-}
-
 using Side = std::tuple<bool, bool, Groups>;                          // is full; is of form E; segments
 using Layer = std::tuple<std::pair<int, int>, int, int, Side, Side>;  // KV heads, their width; window; key_only; K, V
 
@@ -124,7 +98,14 @@ py::dict plan_bytes(const std::vector<Layer>& layers, int n_ctx, int sink, int r
         if (!layer.has_rows()) attention.mixer = lkv::Mixer::none;
         if (key_only > 0) hparams.mla.kv_rank = heads.second - key_only;
     }
-    lkv::KvCacheOptions options = one_sequence(n_ctx, sink, recent, recent_ratio, spec.full_beside_latents());
+    // one sequence on a GPU: its ubatches are longer, so exact windows and rings have more slots than on the CPU
+    lkv::KvCacheOptions options;
+    options.n_ctx = n_ctx;
+    options.sink = sink;
+    options.recent = recent;
+    options.recent_ratio = recent_ratio;
+    options.runs = {{0, 0, hparams.n_layer}};
+    options.ubatches = lkv::Ubatches::of({}, hparams, spec, options);
     options.sink_format = {format_of(sink_format), true};
     options.recent_format = {format_of(recent_format), true};
     return kv_bytes_dict(lkv::KvCache(hparams, spec, options, false).bytes());
@@ -154,8 +135,6 @@ py::tuple stored_rows(const Groups& groups, const Floats& rows) {
 void bind_rows(py::module_& module) {
     module.def("format_bytes", &format_bytes, py::arg("format"), py::arg("width"));
     module.def("row_bytes", &row_bytes, py::arg("groups"));
-    module.def("cache_slots", &cache_slots, py::arg("n_ctx"), py::arg("sink"), py::arg("recent"),
-               py::arg("recent_ratio"), py::arg("full_beside_latents"), py::arg("windows"));
     module.def("plan_bytes", &plan_bytes, py::arg("layers"), py::arg("n_ctx"), py::arg("sink"), py::arg("recent"),
                py::arg("recent_ratio"), py::arg("sink_format"), py::arg("recent_format"));
     module.def("stored_rows", &stored_rows, py::arg("groups"), py::arg("rows"));

@@ -34,7 +34,7 @@ void bind_session(py::module_& module) {
              }),
              py::arg("model"))
         .def_property_readonly("n_ctx", [](const PySession& s) { return s.session.options().n_ctx; })
-        .def_property_readonly("n_ubatch", [](const PySession& s) { return s.session.options().n_ubatch; })
+        .def_property_readonly("n_ubatch", [](const PySession& s) { return s.session.options().ubatches.longest; })
         .def_property_readonly("n_seq_max", [](const PySession& s) { return s.session.options().n_seq_max; })
         .def_property_readonly(
             "window",

@@ -117,7 +117,7 @@ lkv::KvCache cache_of(const Kind& kind, int n_ctx) {
         layer.k.formats = layer.v.formats = {{{lkv::Format::q4, lkv::Format::none}}};
     }
     options.n_ctx = n_ctx;
-    options.n_ubatch = options.exact_ubatch = 32;
+    options.ubatches = {32, 32};
     options.n_seq_max = kind.n_sequences;
     kind.set(hparams, spec, options);
     return {hparams, spec, options};

@@ -1,7 +1,7 @@
 """The native runtime: GGUF reader, one decoder block, the latent cache, ggml graph, libllama's samplers."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypedDict
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,28 +46,10 @@ def stored_rows(
     """Rows [n, channels of all groups] as a cache stores them, [n, row bytes], and what it reads of these,
     [n, channels]; channels in segments of none are 0."""
 
-CELL_BYTES: int  # of a slot, beside its rows
+LEFT_ALONE: int  # free bytes of a device that no plan takes
 MOST_GUESSES: int  # n_guesses of a session
 STATE_SLOTS: int  # states that recurrent layers hold of a sequence, beside those of guesses
 DEMOTION_BATCH: int  # recent tokens that are compressed at once
-
-class CacheSlots(TypedDict):
-    sink: int
-    recent: int
-    middle: int  # of a layer that holds the context
-    ring: int  # of one that holds a window, 0: there are none
-    in_ring: list[bool]  # of every layer
-
-def cache_slots(
-    n_ctx: int,
-    sink: int,
-    recent: int,
-    recent_ratio: float,
-    full_beside_latents: bool,
-    windows: Sequence[int],
-) -> CacheSlots:
-    """Slots of a cache of one sequence on a GPU. full_beside_latents: in every layer exact tokens are full
-    rows, others latents. windows: of every layer, 0: none."""
 
 def plan_bytes(
     layers: Sequence[tuple[Any, ...]],
@@ -167,13 +149,16 @@ class Model:
         "recent_format": "f16", "prefill": "eager"}."""
     @property
     def chat_template(self) -> str | None: ...
-    def forecast(self, n_ctx: int, **options: Any) -> dict[str, Any]:
-        """Bytes before allocating; options: the others of plan.options.SessionOptions. Same keys as
-        Session.kv_bytes(), plus "weights" (on a GPU without the token table, unless it is the output too),
-        "compute" and "prefill": what a prompt of n_ctx tokens takes beside them while it is prefilled lazily,
-        0 when eager. "runs": [{"gpu", "layers", "weights", "cache", "compute"}], what of these each device
-        has, bookkeeping aside; "gpu" None is the host. "sink", "recent", "recent_ratio": the exact tokens.
-        "warnings": the lines that a session with these options logs."""
+    def kv_bytes(self, n_ctx: int, **options: Any) -> dict[str, Any]:
+        """Bytes of a cache before allocating; options: the others of plan.options.SessionOptions. Same keys
+        as Session.kv_bytes(), plus "n_ubatch": the longest ubatch where there is memory for it; "sink",
+        "recent", "recent_ratio": the exact tokens; "warnings": the lines that such a session logs."""
+    def forecast(self, n_ctx: int, free: Sequence[int] | None = None, **options: Any) -> dict[str, Any]:
+        """Bytes of a session before allocating: those of kv_bytes(), plus "weights" (on a GPU without the
+        token table, unless it is the output too), "compute" and "prefill": what a prompt of n_ctx tokens
+        takes beside them while it is prefilled lazily, 0 when eager. "runs": [{"gpu", "layers", "weights",
+        "cache", "compute"}], what of these each device has, bookkeeping aside; "gpu" None is the host. free:
+        bytes of each GPU before the weights are there, by which "n_ubatch" is chosen; None: enough."""
     # vocabulary (libllama)
     def tokenize(self, text: bytes, add_special: bool = True, parse_special: bool = False) -> list[int]: ...
     def detokenize(self, tokens: Sequence[int], special: bool = False) -> bytes: ...

@@ -15,7 +15,7 @@ from latentkv.plan.fit import Asked, Fit, fit
 from latentkv.plan.formats import format_name, one_of
 from latentkv.plan.gpus import Gpus
 from latentkv.plan.master import planned
-from latentkv.plan.options import USUAL_UBATCH, SessionOptions
+from latentkv.plan.options import SessionOptions
 from latentkv.sampling.speculative import DraftModel, LlamaPromptLookupDecoding
 
 
@@ -86,10 +86,9 @@ def _options(given: Mapping[str, Any], n_batch: int) -> SessionOptions:
         return one_of(ours, given[ours], theirs, format_name(given[theirs], theirs))
 
     n_threads = given["n_threads"] or 0
-    n_ubatch = ranges.N_UBATCH.check("n_ubatch", given["n_ubatch"])
     own = {
         "n_ctx": 0,
-        "n_ubatch": 0 if n_ubatch == 0 and n_batch > USUAL_UBATCH else min(n_batch, n_ubatch or USUAL_UBATCH),
+        "n_batch": n_batch,
         "n_guesses": _guesses(given["draft_model"]),
         "n_threads": n_threads,
         "n_threads_batch": given["n_threads_batch"] or n_threads,

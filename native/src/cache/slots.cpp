@@ -15,14 +15,13 @@ int whole_steps(int64_t n) { return static_cast<int>((n + exact_step - 1) / exac
 int recent_slots(const PlacementOptions& options) {
     if (!options.keeps_recent()) return 0;
     const int share = static_cast<int>(std::ceil(options.recent_ratio * options.n_ctx));
-    const int64_t slots = int64_t{options.recent + demotion_batch} * options.n_seq_max + share +
-                          std::min(options.n_ubatch, options.exact_ubatch);
+    const int64_t slots = int64_t{options.recent + demotion_batch} * options.n_seq_max + share + options.ubatches.exact;
     return whole_steps(std::min<int64_t>(slots, options.n_ctx));
 }
 
 // Slots for as many tokens as the windows of all sequences hold, and a ubatch.
 int64_t ring_slots(const PlacementOptions& options, int window) {
-    return whole_tiles(int64_t{window} * options.n_seq_max + options.n_ubatch);
+    return whole_tiles(int64_t{window} * options.n_seq_max + options.ubatches.longest);
 }
 
 }  // namespace
@@ -38,18 +37,6 @@ CacheSlots count_slots(const KvCacheOptions& options, std::span<const int> windo
     }
     if (slots.window > 0) slots.ring = static_cast<int>(ring_slots(options, slots.window));
     return slots;
-}
-
-void shorten_ubatches(PlacementOptions& options, bool full_beside_latents, bool on_gpu) {
-    if (!options.keeps_recent()) return;
-    const bool sees_own_rows =
-        on_gpu && full_beside_latents && options.recent <= longest_exact_ubatch_on_gpu && options.recent_ratio == 0;
-    // a longer one brings a whole window of exact tokens, beside those that have not left yet
-    const int longest = sees_own_rows ? std::max(longest_exact_ubatch, options.recent)
-                        : on_gpu      ? longest_exact_ubatch_on_gpu
-                                      : longest_exact_ubatch;
-    options.exact_ubatch = std::min(options.n_ubatch, longest);
-    if (!sees_own_rows) options.n_ubatch = options.exact_ubatch;
 }
 
 }  // namespace lkv

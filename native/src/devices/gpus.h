@@ -20,6 +20,8 @@ struct GpuBytes {
     size_t total;
 };
 GpuBytes gpu_bytes(int gpu);
+// Free memory that nobody plans to take, on a GPU or on the host: for CUDA and cuBLAS themselves, and other programs.
+constexpr size_t left_alone = size_t{1} << 30;
 
 ggml_backend_buffer_type_t gpu_memory(int gpu);
 

@@ -77,7 +77,7 @@ KvCache exact_cache(const Model& model, const LayerCacheSpec& spec, int layer, i
     file.layers = {spec};
     KvCacheOptions options;
     options.n_ctx = n_tokens;
-    options.n_ubatch = of.n_ubatch;
+    options.ubatches = of.ubatches;
     options.n_seq_max = max_sequences;
     options.k_format = options.v_format = model.on_gpu() ? Format::f16 : Format::f32;
     options.runs = {{model.runs().front().gpu, 0, 1}};
@@ -186,7 +186,7 @@ void Session::prefill_lazily(const LazyPrompt& prompt) {
 
 void Session::prefill_layer(int il, const LazyPrompt& prompt, std::span<const SlotRef> targets, ExactRows& exact,
                             const StagedKeys& staged, std::span<float> hidden) {
-    const auto n_ubatch = static_cast<size_t>(cache_.options().n_ubatch);
+    const auto n_ubatch = static_cast<size_t>(cache_.options().ubatches.longest);
     const auto width = static_cast<size_t>(model_->hparams().n_embd);
     const std::vector<SlotRef> slots = exact.cache->placement().claim({prompt.pos, prompt.seq, false});
     BatchSlots& batch = exact.batch;

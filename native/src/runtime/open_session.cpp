@@ -1,11 +1,9 @@
 // A session is opened: its cache, its stages and what runs them, and what it says of itself.
 #include <algorithm>
-#include <map>
 
 #include "base/error.h"
 #include "base/log.h"
 #include "devices/gpus.h"
-#include "runtime/plan/forecast.h"
 #include "runtime/plan/rotation.h"
 #include "runtime/session.h"
 
@@ -18,31 +16,12 @@ const std::shared_ptr<const Model>& runnable(const std::shared_ptr<const Model>&
     return model;
 }
 
-// Whether what the plan takes is free on its GPUs, and as much as kernels and other programs may want meanwhile.
-bool has_room(const Model& model, const SessionPlan& plan) {
-    constexpr size_t left_alone = size_t{1} << 30;
-    const Forecast found = forecast(model, plan);
-    std::map<int, size_t> needed;
-    for (size_t i = 0; i < model.runs().size(); i++) {
-        if (model.runs()[i].on_gpu()) needed[model.runs()[i].gpu] += found.cache.runs[i] + found.compute[i];
-    }
-    return std::all_of(needed.begin(), needed.end(), [&](const auto& of) {
-        return of.second + found.cache.cells + left_alone <= gpu_bytes(of.first).free;
-    });
-}
-
-// Ubatches that nobody chose are long ones only where there is memory for them.
-SessionPlan resolve_for_memory(const Model& model, SessionOptions options) {
-    SessionPlan plan = resolve(model, options);
-    if (options.n_ubatch != 0 || plan.cache.n_ubatch <= usual_ubatch || has_room(model, plan)) return plan;
-    options.n_ubatch = usual_ubatch;
-    return resolve(model, options);
-}
+size_t free_on_gpu(int gpu) { return gpu_bytes(gpu).free; }
 
 }  // namespace
 
 Session::Session(const std::shared_ptr<const Model>& model, const SessionOptions& options)
-    : Session{runnable(model, options), resolve_for_memory(*model, options)} {}
+    : Session{runnable(model, options), resolve(*model, options, free_on_gpu)} {}
 
 Session::Session(std::shared_ptr<const Model> model, const SessionPlan& plan)
     : model_(std::move(model)),

@@ -98,26 +98,9 @@ void Session::decode(std::span<const int32_t> tokens, std::span<const int32_t> p
 }
 
 EqualRuns Session::next_ubatch(std::span<const int32_t> seq, std::span<const uint8_t> output) const {
-    size_t limit = longest_ubatch(seq);
-    // results take memory too, a row of logits each
-    constexpr size_t most_results = usual_ubatch;
-    if (limit > most_results && std::count_if(output.begin(), output.begin() + static_cast<ptrdiff_t>(limit),
-                                              [](uint8_t wanted) { return wanted != 0; }) > usual_ubatch) {
-        limit = most_results;
-    }
+    const bool settles = fused_ && cache_.placement().cells(cache_.placement().middle()).block() == 1;
+    const size_t limit = cache_.options().ubatches.next(seq, output, settles);
     return cache_.states().is_used() ? first_equal_runs(seq, output, limit) : EqualRuns{limit, 1, false};
-}
-
-// Tokens of the next ubatch. Longer ones than the recent region takes are of one sequence, whose latest tokens it has room for.
-size_t Session::longest_ubatch(std::span<const int32_t> seq) const {
-    const KvCacheOptions& options = cache_.options();
-    const auto at_most = [&](int limit) { return std::min(static_cast<size_t>(limit), seq.size()); };
-    const size_t n = at_most(options.n_ubatch);
-    if (!options.keeps_recent() || n <= static_cast<size_t>(options.exact_ubatch)) return n;
-    const bool settles =
-        fused_ && cache_.placement().cells(cache_.placement().middle()).block() == 1 &&
-        std::all_of(seq.begin(), seq.begin() + static_cast<ptrdiff_t>(n), [&](int32_t s) { return s == seq.front(); });
-    return settles ? n : at_most(options.exact_ubatch);
 }
 
 std::vector<int32_t> Session::wanted(std::span<const uint8_t> output) {
@@ -191,8 +174,7 @@ void Session::run_ubatch(std::span<const int32_t> tokens, std::span<const int32_
                          float* rows) {
     batch_.pos.assign(pos.begin(), pos.end());
     batch_.seq.assign(seq.begin(), seq.end());
-    batch_.own_rows =
-        cache_.options().keeps_recent() && tokens.size() > static_cast<size_t>(cache_.options().exact_ubatch);
+    batch_.own_rows = cache_.options().ubatches.comes_settled(tokens.size());
     batch_.slots = cache_.claim({pos, seq, batch_.own_rows});
     batch_.count(cache_.placement());
     step_ = {};

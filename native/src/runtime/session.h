@@ -102,7 +102,6 @@ private:
     void prefill_layer(int il, const LazyPrompt& prompt, std::span<const SlotRef> targets, ExactRows& exact,
                        const StagedKeys& staged, std::span<float> hidden);
     bool starts_sequences(std::span<const int32_t> seq) const;
-    size_t longest_ubatch(std::span<const int32_t> seq) const;
     EqualRuns next_ubatch(std::span<const int32_t> seq, std::span<const uint8_t> output) const;
     void keep_snapshots(const EqualRuns& ubatch);
     static std::vector<int32_t> wanted(std::span<const uint8_t> output);  // indices of the tokens that are wanted

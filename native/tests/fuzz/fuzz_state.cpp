@@ -56,7 +56,7 @@ Small small(int kind) {
         layer.k.formats = layer.v.formats = {{{Format::q4, Format::none}}};
     }
     of.options.n_ctx = 128;
-    of.options.n_ubatch = 8;
+    of.options.ubatches = {8, 8};
     of.options.n_seq_max = 2;
     switch (kind) {
         case 1:  // exact windows

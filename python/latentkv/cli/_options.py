@@ -320,6 +320,11 @@ def add_ubatch(group: Any) -> None:
     )
 
 
+def batch_size(args: argparse.Namespace) -> int:
+    """Tokens of a call: -b, or as many as -ub asks for."""
+    return int(max(args.batch_size, args.ubatch_size))
+
+
 def cache_options(args: argparse.Namespace, n_seq_max: int = 1) -> SessionOptions:
     """From add_cache(), add_ubatch() and, where a command has it, add_compute()."""
     given = {name: value for name, value in vars(args).items() if name in NAMES}

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from latentkv import ranges
@@ -44,12 +45,11 @@ def main(argv: Sequence[str]) -> int:
     n_ctx = args.ctx_size
     if n_ctx is None:
         n_ctx = options.file_context(args)
-    fit = options.fitted(args, n_ctx, options.cache_options(args))
+    fit = options.fitted(args, n_ctx, replace(options.cache_options(args), n_batch=options.batch_size(args)))
     llama = Llama(
         args.model,
         latent_path=args.latent or None,
         n_ctx=fit.n_ctx,
-        n_batch=max(args.batch_size, args.ubatch_size),
         **options.placement(args, fit),
         last_n_tokens_size=args.repeat_last_n,
         chat_template=template,

@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     model = _core.Model(args.model, latent_path=args.latent, describe_only=True, **fit.placement)
     n_ctx = fit.n_ctx or model.n_ctx_train
     in_use = planned(model, asked)
-    cache = model.forecast(n_ctx, **in_use)
+    cache = model.kv_bytes(n_ctx, **in_use)
     for line in cache["warnings"]:  # what a session with these options says
         print(f"warning: {line}", file=sys.stderr)
     report = {
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
         )
         | {"regions": regions_in_use(model.regions, in_use, cache)},
         "layers": planned_layers(model, in_use),
-        "forecast": forecasts(model, asked, n_ctx),
+        "forecast": forecasts(model, asked, n_ctx, fit.free),
         "budgets": budgets(model, asked),
         "cards": cards(args.model, args.latent, model, asked),
     }
@@ -123,8 +123,7 @@ def budgets(model: Any, asked: SessionOptions) -> list[dict[str, Any]]:
             if text == own:
                 raise
             continue
-        planned_anew = replace(rest, n_ubatch=SessionOptions.n_ubatch, **chosen.options())
-        cache = model.forecast(chosen.n_ctx, **planned_anew)
+        cache = model.kv_bytes(chosen.n_ctx, **replace(rest.of_one_sequence(), **chosen.options()))
         found.append(
             {
                 "budget": text,
@@ -170,14 +169,16 @@ def cards(path: str, latent_path: str, model: Any, asked: SessionOptions) -> lis
     ]
 
 
-def forecasts(model: Any, asked: SessionOptions, n_ctx: int) -> list[dict[str, Any]]:
-    """Bytes of several caches at `n_ctx` and at quarters of it."""
+def forecasts(
+    model: Any, asked: SessionOptions, n_ctx: int, free: Sequence[int] | None = None
+) -> list[dict[str, Any]]:
+    """Bytes of several caches at `n_ctx` and at quarters of it. free: as Fit's."""
     caches = _caches(model, asked)
     # what a layer keeps under eviction may be more than a short context
     shares = (1,) if asked.evicts else (16, 4, 1)
     contexts = sorted({max(1, n_ctx // share) for share in shares})
     rows = [
-        {"kv": label, "n_ctx": count, **model.forecast(count, **planned(model, cache))}
+        {"kv": label, "n_ctx": count, **model.forecast(count, free, **planned(model, cache))}
         for label, cache in caches
         for count in contexts
     ]

@@ -34,7 +34,6 @@ def main(argv: Sequence[str]) -> int:
     from latentkv import _core
     from latentkv.measure.perplexity import Cache, Progress, perplexity
     from latentkv.plan.fit import require_room
-    from latentkv.plan.options import USUAL_UBATCH
     from latentkv.version import version
 
     text = read_text(args.file, "-f")
@@ -66,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
             chunks=args.chunks,
             decode=args.decode,
             parallel=args.parallel,
-            n_ubatch=args.ubatch_size or USUAL_UBATCH,
+            n_ubatch=args.ubatch_size,
             against=against,
             floor=args.floor,
             depth_buckets=args.depth_buckets,

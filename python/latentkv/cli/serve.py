@@ -124,7 +124,7 @@ def _serving(args: argparse.Namespace) -> Serving:
     scheduler = Scheduler(
         model,
         session,
-        n_batch=max(args.batch_size, args.ubatch_size),
+        n_batch=options.batch_size(args),
         n_ctx_seq=n_ctx_seq,
         shift=Shift.of(model, args.keep, sink) if args.context_shift else None,
         reuse=Reuse.of(model, session, args.cache_reuse, sink) if args.cache_reuse else None,

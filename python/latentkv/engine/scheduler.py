@@ -37,7 +37,7 @@ from latentkv.generate.writer import Piece
 if TYPE_CHECKING:
     from latentkv import _core
 
-MIXED_CHUNK = 128  # prompt tokens of a step that answers wait for: the longest ubatch beside exact windows
+MIXED_CHUNK = 128  # prompt tokens of a step that answers wait for
 LEAST_CHUNK = 32  # of a prompt, in a step: fewer tokens do not fill a matrix product
 EMBEDDED_CHUNK = 32  # tokens to embed, in a step that answers wait for
 

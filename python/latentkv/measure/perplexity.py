@@ -19,6 +19,7 @@ from latentkv.plan.options import SessionOptions
 from latentkv.text import utf8
 
 FLOOR_WINDOWS = 8
+SLICE = 512  # tokens that are scored together, of all windows
 _LOGITS_BYTES = 128 << 20  # one slice's logits, per cache: bounds memory for large vocabularies
 
 
@@ -50,11 +51,11 @@ class Cache:
         last = options.reference("f16" if self.model.has_rope else "f32")
         return [*caches, Cache(self.model, last, first_position=int(self.model.has_rope))]
 
-    def run(self, windows: int, n_ctx: int, n_ubatch: int) -> Run:
+    def run(self, windows: int, n_ctx: int, n_ubatch: int, n_batch: int) -> Run:
         options = planned(self.model, self.options)
         n_all = windows * n_ctx
-        sized = replace(options, n_ctx=n_all, n_seq_max=windows, n_ubatch=n_ubatch, prefill=self.prefill)
-        return Run(_core.Session(self.model, **sized), self.first_position)
+        sized = replace(options, n_ctx=n_all, n_seq_max=windows, n_ubatch=n_ubatch, n_batch=n_batch)
+        return Run(_core.Session(self.model, **replace(sized, prefill=self.prefill)), self.first_position)
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def perplexity(
     chunks: int | None = None,
     decode: bool = False,
     parallel: int = 0,
-    n_ubatch: int = 512,
+    n_ubatch: int = 0,
     against: Cache | None = None,
     floor: bool = False,
     depth_buckets: bool = False,
@@ -95,7 +96,8 @@ def perplexity(
         chunks: at most this many windows.
         decode: runs tokens one by one, so that every score comes through the cache as in generation. With a
             lazy prefill the tokens before the first scored one are a prompt.
-        parallel: windows that run together as sequences (0: 8 with `decode`, else as many as fill an ubatch).
+        parallel: windows that run together as sequences (0: 8 with `decode`, else as many as fill a call).
+        n_ubatch: tokens of a call and of a ubatch; 0 = SLICE, of a ubatch at most as many.
         against: a second cache that runs over the same tokens, for the reference's statistics of summary().
             Logits are compared slice by slice and never stored.
         floor: also measures what rounding alone makes of a last bit (Cache.beside()), on the first windows,
@@ -116,10 +118,11 @@ def perplexity(
         _require_same_vocabulary(cache.model, against.model, text)
     count = len(windows.tokens)
     parallel = parallel and ranges.N_SEQ_MAX.check("--parallel", parallel)
-    parallel = min(count, parallel or (8 if decode else max(1, n_ubatch // n_ctx)))
-    slice_tokens = min(n_ubatch, max(1, _LOGITS_BYTES // (4 * cache.model.n_vocab)))
+    n_batch = n_ubatch or SLICE
+    parallel = min(count, parallel or (8 if decode else max(1, n_batch // n_ctx)))
+    slice_tokens = min(n_batch, max(1, _LOGITS_BYTES // (4 * cache.model.n_vocab)))
     caches = [cache] if against is None else [cache, against, *(against.beside() if floor else ())]
-    runs = [each.run(parallel, n_ctx, n_ubatch) for each in caches]
+    runs = [each.run(parallel, n_ctx, n_ubatch, n_batch) for each in caches]
     begin = time.perf_counter()
     slices = _run(runs, windows, parallel, slice_tokens, decode, lazy)
     scores, depths, floor_scores = _gathered(slices, count, progress)

@@ -13,20 +13,19 @@ from functools import cache
 from typing import Any, NoReturn
 
 from latentkv import _core
-from latentkv.errors import LatentKVError, expected
+from latentkv.errors import expected
 from latentkv.plan.gpus import BY_FREE_MEMORY, Gpus
 from latentkv.plan.kv_budget import AUTO as AUTO_BUDGET
 from latentkv.plan.kv_budget import KvBudget
 from latentkv.plan.master import planned
 from latentkv.plan.memory import free_on_gpus, free_on_host
-from latentkv.plan.options import USUAL_UBATCH, SessionOptions
+from latentkv.plan.options import SessionOptions
 from latentkv.quantities import bytes_text
 from latentkv.ranges import N_CTX
 
 AUTO = "auto"
 STORED = "stored"  # weights in the file's types
-# Memory left free, for CUDA and cuBLAS themselves and for other programs.
-MARGIN = 1 << 30
+MARGIN = _core.LEFT_ALONE  # bytes of each device
 LEAST_CONTEXT = 4096
 LEAST_BUDGET = KvBudget("8.5%", 0.085)  # of the f16 cache: below it no quality was measured (docs/results.md)
 WHOLE = KvBudget("100%", 1.0)
@@ -55,6 +54,7 @@ class Fit:
     said: str = ""
     gpus: Gpus = BY_FREE_MEMORY
     weights: str = STORED
+    free: tuple[int, ...] | None = None  # bytes of each GPU; None: nobody looked
 
     @property
     def placement(self) -> dict[str, Any]:
@@ -109,20 +109,7 @@ def _fit(path: str, latent_path: str, asked: Asked, options: SessionOptions) -> 
     asked = replace(asked, gpus=_shared(asked, options, gpus))
     host = free_on_host() if sized else None
     models = models_of(path, latent_path, asked.gpus, asked.weights)
-
-    def found(options: SessionOptions) -> Fit:
-        return _Search(path, latent_path, asked, options, gpus, host, models).found()
-
-    if options.n_ubatch or not gpus:
-        return found(options)
-    # long ubatches are used only if they change no other choice
-    usual = found(replace(options, n_ubatch=USUAL_UBATCH))
-    try:
-        long = found(options)
-    except LatentKVError:
-        return usual
-    same = (usual.n_gpu_layers, usual.n_ctx, usual.options.kv_budget)
-    return long if same == (long.n_gpu_layers, long.n_ctx, long.options.kv_budget) else usual
+    return _Search(asked, options, gpus, host, models).found()
 
 
 Models = Callable[[int], _core.Model]  # number of layers on GPUs -> a model opened to be described only
@@ -160,16 +147,13 @@ def on_card(
     """What a GPU with `free` bytes would hold, by the numbers that `-c auto` uses. The GPU need not exist.
     models: models_of() the file, to share between calls."""
     options = replace(options, kv_budget=None) if options.kv_budget == AUTO_BUDGET else options
-    options = replace(options, n_ubatch=options.n_ubatch or USUAL_UBATCH)
     models = models or models_of(path, latent_path)
     n_layer = models(0).n_layer
-    search = _Search(path, latent_path, Asked(n_layer, AUTO), options, [free], None, models)
+    search = _Search(Asked(n_layer, AUTO), options, [free], None, models)
     choice = search.best(n_layer)
-    n_ctx = STEP if choice is None else choice.n_ctx
-    forecast = search.forecast(n_layer, n_ctx)
-    need = needs(forecast)[0]
-    states = int(forecast["states"])
-    found = 0 if choice is None else n_ctx
+    held = choice or Choice(n_layer, STEP, options.kv_budget)
+    states, need = int(search.forecast(held)["states"]), search.needs(held)[0]
+    found = 0 if choice is None else choice.n_ctx
     return OnCard(free, found, need.weights, states, need.cache - states, need.compute)
 
 
@@ -202,10 +186,13 @@ class Need:
         return " + ".join(f"{name} {bytes_text(size)}" for name, size in parts)
 
 
-def needs(forecast: Mapping[str, Any]) -> dict[int | None, Need]:
-    """Bytes by device, from Model.forecast: each GPU that has layers, and last the host (None). On the host
+Device = int | None  # a GPU; None: the host
+
+
+def needs(forecast: Mapping[str, Any]) -> dict[Device, Need]:
+    """Bytes by device, from Model.forecast: each GPU that has layers, and last the host. On the host
     all copies of recurrent states that may come to exist are counted."""
-    found: dict[int | None, Need] = {}
+    found: dict[Device, Need] = {}
     host = Need(cache=forecast["snapshots_most"], compute=forecast["prefill"])
     alone = len(forecast["runs"]) == 1
     for run in forecast["runs"]:
@@ -218,7 +205,7 @@ def needs(forecast: Mapping[str, Any]) -> dict[int | None, Need]:
     return found | {None: host}
 
 
-def device_name(gpu: int | None, n_gpus: int) -> str:
+def device_name(gpu: Device, n_gpus: int) -> str:
     """`the host`, `the GPU`, or `GPU 1` of several."""
     if gpu is None:
         return "the host"
@@ -226,106 +213,107 @@ def device_name(gpu: int | None, n_gpus: int) -> str:
 
 
 @dataclass(frozen=True)
-class _Choice:
+class Choice:
     n_gpu_layers: int
     n_ctx: int
-    options: SessionOptions
+    budget: KvBudget | None
 
 
 class _Search:
     def __init__(
-        self,
-        path: str,
-        latent_path: str,
-        asked: Asked,
-        options: SessionOptions,
-        gpus: list[int],
-        host: int | None,
-        models: Models | None = None,
+        self, asked: Asked, options: SessionOptions, gpus: list[int], host: int | None, models: Models
     ) -> None:
         """gpus: free bytes of each GPU. host: free bytes of the host; None: any amount fits."""
         self.asked = asked
         self.options = options
         self.gpus = gpus
-        self.free: dict[int | None, int | None] = dict(enumerate(gpus))
+        self.free: dict[Device, int | None] = dict(enumerate(gpus))
         self.free[None] = host
-        self.model = models or models_of(path, latent_path, asked.gpus, asked.weights)
+        self.model = models
+        self.rows = cache(self._rows)
+        self.forecast = cache(self._forecast)
+
+    def _rows(self, layers: int, budget: KvBudget | None) -> SessionOptions:
+        """The options with what the budget buys."""
+        return planned(self.model(layers), replace(self.options, kv_budget=budget))
+
+    def _forecast(self, choice: Choice) -> dict[str, Any]:
+        rows = self.rows(choice.n_gpu_layers, choice.budget)
+        return self.model(choice.n_gpu_layers).forecast(choice.n_ctx, self.gpus, **rows)
+
+    def needs(self, choice: Choice) -> dict[Device, Need]:
+        return needs(self.forecast(choice))
 
     def found(self) -> Fit:
         if not self.gpus:
-            return self._said(self._best(0) or self._refuse(0))
+            return self._said(self.best(0) or self._refuse(0))
         if self.asked.n_gpu_layers != AUTO:
             layers = int(self.asked.n_gpu_layers)
-            return self._said(self._best(layers) or self._refuse(layers))
+            return self._said(self.best(layers) or self._refuse(layers))
         n_layer = self.model(0).n_layer
         try:
-            choice = self._best(n_layer, LEAST_CONTEXT) or self._part(n_layer)
+            choice = self.best(n_layer, LEAST_CONTEXT) or self._part(n_layer)
         except ValueError as error:  # the GPU cannot run this model, or not together with the CPU
             why = str(error).split("; use -ngl 0")[0]
-            rest = self._said(self._best(0) or self._refuse(0))
+            rest = self._said(self.best(0) or self._refuse(0))
             return replace(rest, said=f"{rest.said}; not on the GPU: {why}")
-        return self._said(choice or self._best(0) or self._refuse(0))
+        return self._said(choice or self.best(0) or self._refuse(0))
 
-    def best(self, layers: int) -> _Choice | None:
-        """The choice with this many layers on GPUs; None: nothing fits."""
-        return self._best(layers)
-
-    def forecast(self, layers: int, n_ctx: int) -> dict[str, Any]:
-        return self._forecast(layers, n_ctx, planned(self.model(layers), self.options))
-
-    def _part(self, n_layer: int) -> _Choice | None:
+    def _part(self, n_layer: int) -> Choice | None:
         """The choice with the most layers on GPUs that fits, at the shortest context."""
         low, high, found = 0, n_layer, None
         while high - low > 1:
             middle = (low + high) // 2
-            if choice := self._best(middle, LEAST_CONTEXT):
+            if choice := self.best(middle, LEAST_CONTEXT):
                 low, found = middle, choice
             else:
                 high = middle
         return found
 
-    def _best(self, layers: int, least: int = STEP) -> _Choice | None:
-        """least: the shortest automatic context, in tokens of a sequence."""
+    def best(self, layers: int, least: int = STEP) -> Choice | None:
+        """The choice with this many layers on GPUs; None: nothing fits. least: the shortest automatic
+        context, in tokens of a sequence."""
         if self.options.kv_budget != AUTO_BUDGET:
-            n_ctx = self._context(layers, least, planned(self.model(layers), self.options))
-            return None if n_ctx is None else _Choice(layers, n_ctx, self.options)
-        n_ctx = self._most() if self.asked.n_ctx == AUTO else self._given()
-        choice = self._budget(layers, n_ctx)
+            return self._longest(layers, least, self.options.kv_budget)
+        choice = self._largest(layers, self._most() if self.asked.n_ctx == AUTO else self._given())
         if choice is not None or self.asked.n_ctx != AUTO:
             return choice
-        smallest = replace(self.options, kv_budget=LEAST_BUDGET)
-        shorter = self._context(layers, least, planned(self.model(layers), smallest))
-        return None if shorter is None else _Choice(layers, shorter, smallest)
+        return self._longest(layers, least, LEAST_BUDGET)
 
-    def _context(self, layers: int, least: int, options: SessionOptions) -> int | None:
-        """The longest context that fits; None: none does. options: without a budget."""
+    def _longest(self, layers: int, least: int, budget: KvBudget | None) -> Choice | None:
+        """The choice with the longest context that fits, or the one that was asked for."""
+
+        def fits(n_ctx: int) -> Choice | None:
+            choice = Choice(layers, n_ctx, budget)
+            return choice if self._over(choice) <= 0 else None
+
         if self.asked.n_ctx != AUTO:
-            return self._given() if self._over(layers, self._given(), options) <= 0 else None
+            return fits(self._given())
         most = self._most()
-        if self._over(layers, most, options) <= 0:
-            return most
+        if whole := fits(most):
+            return whole
         low, high = min(most, least * self.options.n_seq_max) // STEP, most // STEP
-        if low == 0 or self._over(layers, low * STEP, options) > 0:
-            return None
-        while high - low > 1:
+        found = fits(low * STEP) if low else None
+        while found and high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if self._over(layers, middle * STEP, options) <= 0 else (low, middle)
-        return low * STEP
+            if choice := fits(middle * STEP):
+                low, found = middle, choice
+            else:
+                high = middle
+        return found
 
-    def _budget(self, layers: int, n_ctx: int) -> _Choice | None:
+    def _largest(self, layers: int, n_ctx: int) -> Choice | None:
         """The choice with the largest budget that fits, at least LEAST_BUDGET. Budgets are counted for one
         sequence."""
-        model = self.model(layers)
-        rows = planned(model, replace(self.options, kv_budget=WHOLE))
-        cache = self._forecast(layers, n_ctx, rows)
-        f16 = cache["f16_total"]
-        size = min(f16, cache["total"] - cache["states"] - self._over(layers, n_ctx, rows))
-        states = cache["states"] // self.options.n_seq_max
+        whole = Choice(layers, n_ctx, WHOLE)
+        rows = self.forecast(whole)
+        f16, states = rows["f16_total"], rows["states"] // self.options.n_seq_max
+        size = min(f16, rows["total"] - rows["states"] - self._over(whole))
         while size >= (LEAST_BUDGET.share or 0) * f16:
-            options = replace(self.options, kv_budget=KvBudget.of_bytes(size + states, n_ctx))
-            over = self._over(layers, n_ctx, planned(model, options))
+            choice = Choice(layers, n_ctx, KvBudget.of_bytes(size + states, n_ctx))
+            over = self._over(choice)
             if over <= 0:
-                return _Choice(layers, n_ctx, options)
+                return choice
             size -= max(over, f16 >> 10)
         return None
 
@@ -335,32 +323,27 @@ class _Search:
     def _given(self) -> int:
         return int(self.asked.n_ctx) or self.model(0).n_ctx_train
 
-    def _forecast(self, layers: int, n_ctx: int, options: SessionOptions) -> dict[str, Any]:
-        return self.model(layers).forecast(n_ctx, **options)
-
-    def _over(self, layers: int, n_ctx: int, options: SessionOptions) -> int:
+    def _over(self, choice: Choice) -> int:
         """Bytes that are missing on the fullest device, margin included; 0 or less: everything fits."""
         over = (
             need.total - (room - MARGIN)
-            for device, need in needs(self._forecast(layers, n_ctx, options)).items()
+            for device, need in self.needs(choice).items()
             if (room := self.free[device]) is not None and need.total
         )
         return max(over, default=0)
 
-    def _said(self, choice: _Choice) -> Fit:
+    def _said(self, choice: Choice) -> Fit:
         layers, n_ctx = choice.n_gpu_layers, choice.n_ctx
         chosen = []
         if self.asked.n_gpu_layers == AUTO:
             chosen.append(f"-ngl {layers} of {self.model(0).n_layer}")
         if self.asked.n_ctx == AUTO:
             chosen.append(f"-c {n_ctx}")
-        rows = planned(self.model(layers), choice.options)
-        forecast = self._forecast(layers, n_ctx, rows)
         if self.options.kv_budget == AUTO_BUDGET:
-            share = f"{100 * forecast['share']:.1f} % of f16"
-            chosen.append(f"--kv-budget {choice.options.kv_budget} ({share})")
+            share = f"{100 * self.forecast(choice)['share']:.1f} % of f16"
+            chosen.append(f"--kv-budget {choice.budget} ({share})")
         parts = []
-        for device, need in needs(forecast).items():
+        for device, need in self.needs(choice).items():
             free = self.free[device]
             if need.total:
                 of = "" if free is None else f" of {bytes_text(free)} free, {bytes_text(MARGIN)} left alone"
@@ -370,19 +353,19 @@ class _Search:
             layers = int(self.asked.n_gpu_layers)
         said = f"fit: {' '.join(chosen)}: {'; '.join(parts)}"
         gpus = self.asked.gpus if layers or self.asked.n_gpu_layers != AUTO else BY_FREE_MEMORY
-        return Fit(layers, n_ctx, choice.options, said, gpus, self.asked.weights)
+        options = replace(self.options, kv_budget=choice.budget)
+        return Fit(layers, n_ctx, options, said, gpus, self.asked.weights, tuple(self.gpus))
 
     def _refuse(self, layers: int) -> NoReturn:
         """The error for the smallest choice, which does not fit either."""
-        rows = self.options
+        budget = self.options.kv_budget
         where, hint = "-c", "choose a smaller --kv or another -ngl"
         n_ctx = (
             self._given() if self.asked.n_ctx != AUTO else min(STEP * self.options.n_seq_max, self._most())
         )
-        if rows.kv_budget == AUTO_BUDGET:
-            where, hint = "--kv-budget", "lower -c"
-            rows = replace(rows, kv_budget=LEAST_BUDGET)
-        needed = needs(self._forecast(layers, n_ctx, planned(self.model(layers), rows)))
+        if budget == AUTO_BUDGET:
+            where, hint, budget = "--kv-budget", "lower -c", LEAST_BUDGET
+        needed = self.needs(Choice(layers, n_ctx, budget))
         short = (gpu for gpu in needed if gpu is not None and needed[gpu].total + MARGIN > self.gpus[gpu])
         device = next(short, None)
         need = needed[device]

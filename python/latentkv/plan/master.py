@@ -6,16 +6,17 @@ here. One allocation over both picks the formats, as at conversion.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from latentkv.errors import expected
 from latentkv.plan import kv_budget
-from latentkv.plan.allocation import Table, allocate_beside, total
+from latentkv.plan.allocation import Choice, Group, Table, allocate_beside, total
 from latentkv.plan.kv_budget import KvBudget
 from latentkv.plan.options import SessionOptions
 from latentkv.plan.presets import resolved
@@ -77,10 +78,9 @@ def choose(model: _core.Model, budget: KvBudget | str, **options: Any) -> Alloca
         got = f"{name}, which is not a master file"
         raise expected("--kv-budget", "a file to plan anew", got, "convert with --master")
     n_ctx = budget.context(master["context"])
-    # a budget is for one sequence, read in ubatches of the default length
-    asked = replace(SessionOptions.of(options), n_ctx=0, n_seq_max=1, n_ubatch=SessionOptions.n_ubatch)
+    asked = SessionOptions.of(options).of_one_sequence()
     penalty, prices = master["drop_penalty"], _prices(master, asked)
-    caches = {name: model.forecast(n_ctx, **_exact(name, asked)) for name in prices}
+    caches = {name: model.kv_bytes(n_ctx, **_exact(name, asked)) for name in prices}
     least = next(iter(caches.values()))
     scales = _scale_bytes(master["formats"][0])
     groups = [
@@ -88,8 +88,8 @@ def choose(model: _core.Model, budget: KvBudget | str, **options: Any) -> Alloca
         for side in SIDES
         for table in _tables(master[side], _group_slots(model, least, side), scales, _stored(model, side))
     ]
-    nats = partial(forecast, master)
-    exact, chosen = allocate_beside(groups, _rooms(caches, budget), prices, nats, penalty)
+    offer = _Offer.of(master, groups)
+    exact, chosen = _bought(offer, tuple(_rooms(caches, budget).items()), tuple(prices.items()))
     formats = [master["formats"][option] for choice in chosen for option in choice.formats]
     n_k = len(master["k"]["bytes"])
     differs = (
@@ -97,10 +97,35 @@ def choose(model: _core.Model, budget: KvBudget | str, **options: Any) -> Alloca
         if asked.evicts
         else unmeasured(model.regions, tuple(master["exact"]), least, asked)
     )
-    kld = None if differs else prices[exact] + nats(total(groups, chosen, penalty))
+    kld = None if differs else prices[exact] + forecast(master, total(groups, chosen, penalty))
     chosen_exact = _exact(exact, asked)
     plans = tuple(formats[:n_k]), tuple(formats[n_k:])
     return Allocation(*plans, chosen_exact.kv_sink, chosen_exact.kv_recent, n_ctx, kld, differs)
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """What a master file sells. Two are equal where all their numbers are."""
+
+    digest: bytes
+    master: Mapping[str, Any] = field(compare=False, repr=False)
+    groups: Sequence[Group] = field(compare=False, repr=False)
+
+    @staticmethod
+    def of(master: Mapping[str, Any], groups: Sequence[Group]) -> _Offer:
+        digest = sha256(repr([master[name] for name in ("drop_penalty", "predicted", "kld")]).encode())
+        for table in (table for group in groups for table in group):
+            digest.update(f"{table.cost.shape}".encode() + table.cost.tobytes() + table.distortion.tobytes())
+        return _Offer(digest.digest(), master, groups)
+
+
+@lru_cache(maxsize=8)
+def _bought(
+    offer: _Offer, rooms: tuple[tuple[str, int], ...], prices: tuple[tuple[str, float], ...]
+) -> tuple[str, list[Choice]]:
+    """The same plan is asked for by fit() at every context, and again by who opens the file."""
+    nats = partial(forecast, offer.master)
+    return allocate_beside(offer.groups, dict(rooms), dict(prices), nats, offer.master["drop_penalty"])
 
 
 def _prices(master: Mapping[str, Any], asked: SessionOptions) -> dict[str, float]:

@@ -12,8 +12,6 @@ from latentkv.errors import expected
 from latentkv.plan import kv_budget
 from latentkv.plan.kv_budget import KvBudget
 
-USUAL_UBATCH = 512  # tokens, where no other length is asked for and long ones have no room or no use
-
 
 @dataclass(frozen=True)
 class RowFormats:
@@ -66,7 +64,8 @@ class SessionOptions(CachePolicy, RowFormats):
     `kv_budget` is not among native code's: plan.master makes a plan of it."""
 
     n_ctx: int = 0  # tokens of all sequences together; 0 = as trained
-    n_ubatch: int = 0  # 0 = USUAL_UBATCH, or 2048 where all layers are on GPUs that have the memory
+    n_ubatch: int = 0  # 0 = as native/src/cache/ubatches.h chooses
+    n_batch: int = 0  # tokens of a call, which no ubatch is longer than; 0 = any number
     n_seq_max: int = 1
     n_guesses: int = (
         0  # that recurrent layers take back without computing anything anew; a state's memory each
@@ -107,6 +106,11 @@ class SessionOptions(CachePolicy, RowFormats):
         if options["recent_ratio"] != -1:
             options["recent_ratio"] = ranges.RATIO.check("recent_ratio", options["recent_ratio"])
         return cls.of(options)
+
+    def of_one_sequence(self) -> SessionOptions:
+        """By which a budget is counted: any context, and ubatches of the default length."""
+        sizes = ("n_ctx", "n_ubatch", "n_batch", "n_seq_max")
+        return replace(self, **{name: _DEFAULTS[name] for name in sizes})
 
     def reference(self, kv: str) -> SessionOptions:
         """The same sizes and threads with another cache: which tokens it keeps exact or evicts is its own

@@ -18,7 +18,6 @@ from latentkv.engine.scheduler import Scheduler, Shift
 from latentkv.plan.master import choose, planned
 from latentkv.plan.presets import PRESETS
 from latentkv.sampling.options import SamplingOptions
-from latentkv_convert.rows.sizes import round_up
 
 N_CTX = 1024
 N = 700
@@ -326,7 +325,7 @@ def test_a_budget_counts_windows(gemma: Path, regions: tuple[int, int], tmp_path
         chosen = choose(m, budget)
         assert chosen.n_ctx == 8192
         cache = m.forecast(8192, **chosen.options())
-        ring = round_up(WINDOW + 512, 64)
+        ring = -(-(WINDOW + 512) // 64) * 64
         assert cache["layer_slots"] == [ring, 8192, ring]
         f16 = 4 * 64 * (8192 + 2 * ring) + 12 * (8192 + ring)
         share = cache["total"] / f16

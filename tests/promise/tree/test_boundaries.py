@@ -63,6 +63,17 @@ RULES = [
         "limits, the processor and the terminal",
     ),
     (
+        re.compile(
+            r"\b\w*ubatch\w*(\.\w+)? *(=|[<>]=?|==|or|//) *[{(]?[1-9]"
+            r"|\b\w*(usual|long|least|short|chosen)\w*_ubatch\w*"
+            r"|\bubatches(\.\w+)? = (?!(lkv::)?Ubatches::of\(|(of\.)?ubatches;)",
+            re.IGNORECASE,
+        ),
+        ["native/src", "native/bindings", "python", "tools/convert"],
+        {"native/src/cache/ubatches.cpp"},
+        "one place decides how long a ubatch is",
+    ),
+    (
         re.compile(r"\b(checkpoint|gguf)_source\b"),
         [
             f"tools/convert/latentkv_convert/{room}"

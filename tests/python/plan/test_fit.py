@@ -182,10 +182,11 @@ def test_layers_that_fit_on_the_gpu(master: str, free: Any, monkeypatch: Any, n_
 def test_long_ubatches_take_what_memory_is_left(master: str, free: Any, monkeypatch: Any) -> None:
     from latentkv import _core
     from latentkv.plan import fit
+    from latentkv.quantities import bytes_text
 
     def takes(layers: int, **options: Any) -> Any:
         model = _core.Model(master, n_gpu_layers=layers, describe_only=True)
-        return model.forecast(4096, kv="f16", **options)
+        return model.forecast(4096, **{"kv": "f16"} | options)
 
     def with_room(n_bytes: int) -> Any:
         monkeypatch.setattr(fit, "free_on_gpus", lambda: [n_bytes + fit.MARGIN])
@@ -198,9 +199,13 @@ def test_long_ubatches_take_what_memory_is_left(master: str, free: Any, monkeypa
         assert takes(layers, **options) == takes(layers, n_ubatch=512, **options)
     usual, long = (fit.needs(takes(n_layer, n_ubatch=n))[0].total for n in (512, 2048))
     assert usual < long
-    for room, n_ubatch in ((usual, 512), (long - 1, 512), (long, 0)):
+    for room, n_ubatch, needed in ((usual, 512, usual), (long - 1, 512, usual), (long, 2048, long)):
         found = with_room(room)
-        assert (found.n_gpu_layers, found.n_ctx, found.options.n_ubatch) == (n_layer, 4096, n_ubatch)
+        assert (found.n_gpu_layers, found.n_ctx) == (n_layer, 4096)
+        assert (
+            takes(n_layer, free=found.free, **found.options)["n_ubatch"] == n_ubatch
+        )  # as when it is opened
+        assert f" = {bytes_text(needed)} on the GPU of" in found.said
 
 
 def test_layers_that_fit_on_two_gpus(master: str, free: Any, monkeypatch: Any) -> None:

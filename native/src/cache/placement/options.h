@@ -4,16 +4,13 @@
 #include <algorithm>
 #include <cmath>
 
-namespace lkv {
+#include "cache/ubatches.h"
 
-constexpr int usual_ubatch = 512;
-// A prompt on a GPU takes more tokens at once: weights and the latents of the whole context are read less often.
-constexpr int long_ubatch = 2048;
+namespace lkv {
 
 struct PlacementOptions {
     int n_ctx = 512;  // cells over all sequences
-    int n_ubatch = usual_ubatch;
-    int exact_ubatch = 512;  // of a ubatch the most tokens that enter the recent region whole; longer ones come settled
+    Ubatches ubatches;
     int n_seq_max = 1;
     int sink = 0;
     int recent = 0;

@@ -74,7 +74,7 @@ public:
     // Errors: Error when fewer than n cells are free.
     void check_room(size_t n) const;
     // Slots for new tokens, whose positions must be new in their sequence. Tokens that settle in token blocks lie there in the order of
-    // their positions. With a ring, tokens that do not settle are at most n_ubatch. Errors: Error where there is no room, in the recent
+    // their positions. With a ring, tokens that do not settle are at most a ubatch. Errors: Error where there is no room, in the recent
     // region too if the middle takes token blocks only. The cache is then as it was.
     std::vector<SlotRef> claim(const NewTokens& tokens);
     // Undoes the last claim(). Tokens that were evicted for it stay evicted.

@@ -45,8 +45,8 @@ std::vector<bool> Ring::reached(const Placement& all, const NewTokens& tokens) c
     const PlacementOptions& options = all.options();
     std::vector<bool> in(tokens.size(), true);
     if (!tokens.settles) return in;
-    const int share = tokens.size() <= static_cast<size_t>(options.n_ubatch)
-                          ? options.n_ubatch  // they may see each other there
+    const int share = tokens.size() <= static_cast<size_t>(options.ubatches.longest)
+                          ? options.ubatches.longest  // they may see each other there
                           : std::max(window_, cells_.capacity() / options.n_seq_max);
     std::vector<int32_t> last(max_sequences, -1);
     for (size_t i = 0; i < tokens.size(); i++) last[static_cast<size_t>(tokens.seq[i])] = tokens.pos[i];

@@ -61,7 +61,7 @@ void StepInputs::attach(const KvCache& cache) {
         own_[in_ring] = DeviceMemory(static_cast<size_t>(most_direct_tokens) * lists * sizeof(int32_t));
     }
     cells_version_ = ~uint64_t{0};
-    layout_ = StepLayout(static_cast<size_t>(cache.options().n_ubatch), evicting_.size());
+    layout_ = StepLayout(static_cast<size_t>(cache.options().ubatches.longest), evicting_.size());
     batch_ = DeviceMemory(layout_.n_words * sizeof(int32_t));
     for (auto& pinned : pinned_) pinned = std::make_unique<PinnedMemory>(batch_.bytes());
 }

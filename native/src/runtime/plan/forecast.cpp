@@ -62,7 +62,7 @@ public:
 private:
     GraphShape full_ubatch() const {
         GraphShape shape;
-        shape.n_tokens = plan_.cache.n_ubatch;
+        shape.n_tokens = plan_.cache.ubatches.longest;
         shape.n_threads = plan_.n_threads_batch;
         return shape;
     }

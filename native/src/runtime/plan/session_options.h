@@ -8,7 +8,8 @@ namespace lkv {
 
 struct SessionOptions {
     int n_ctx = 0;     // 0: the model's training context
-    int n_ubatch = 0;  // 0: usual_ubatch; long_ubatch where all layers are on GPUs that have the memory
+    int n_ubatch = 0;  // 0: as Ubatches chooses
+    int n_batch = 0;   // tokens of a call, which no ubatch is longer than; 0: any number
     int n_seq_max = 1;
     int n_guesses = 0;        // that recurrent layers take back without computing anew; each holds a state
     int n_threads = 0;        // 0: every usable core

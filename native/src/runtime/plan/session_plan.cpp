@@ -2,18 +2,19 @@
 
 #include <algorithm>
 #include <charconv>
+#include <climits>
 #include <cmath>
+#include <map>
 
 #include "base/cores.h"
 #include "base/error.h"
 #include "cache/evict/policies.h"
-#include "cache/slots.h"
+#include "devices/gpus.h"
 #include "runtime/lazy_prefill.h"
+#include "runtime/plan/forecast.h"
 
 namespace lkv {
 namespace {
-
-constexpr int least_evicting_ubatch = 16;
 
 // in_token_blocks: whether the rows may lie in token blocks, as those of the middle's K may alone.
 std::optional<Format> parse_kv(const char* flag, const std::string& name, bool in_token_blocks) {
@@ -93,20 +94,8 @@ EvictOptions parse_evict(const SessionOptions& options, const KvCacheOptions& ca
     return evict;
 }
 
-// The length of ubatches that nobody chose. A ring has room for one, and eviction looks at them.
-int chosen_ubatch(const Model& model, const SessionOptions& options) {
-    const HParams& h = model.hparams();
-    const bool has_windows =
-        std::any_of(h.block.layers.begin(), h.block.layers.end(), [](const auto& layer) { return layer.window > 0; });
-    const bool is_long = model.n_host_layers() == 0 && !has_windows && !options.evicts();
-    return is_long ? long_ubatch : usual_ubatch;
-}
-
 void set_sizes(const Model& model, const SessionOptions& options, KvCacheOptions& cache) {
     cache.n_ctx = options.n_ctx == 0 ? model.hparams().n_ctx_train : check_range("n_ctx", options.n_ctx, 1, 1 << 28);
-    const int n_ubatch =
-        options.n_ubatch == 0 ? chosen_ubatch(model, options) : check_range("n_ubatch", options.n_ubatch, 1, 1 << 16);
-    cache.n_ubatch = std::min(n_ubatch, cache.n_ctx);
     cache.n_seq_max = check_range("n_seq_max", options.n_seq_max, 1, max_sequences);
     cache.n_guesses = check_range("n_guesses", options.n_guesses, 0, most_guesses);
     cache.runs = model.runs();
@@ -127,15 +116,6 @@ void set_exact_tokens(const CacheSpec& spec, const SessionOptions& options, KvCa
     cache.recent_format = {recent.value_or(spec.recent_format), recent.has_value()};
 }
 
-void set_eviction(const SessionOptions& options, KvCacheOptions& cache) {
-    cache.evict = parse_evict(options, cache);
-    if (cache.evict.policy != nullptr) {
-        // the tokens of a ubatch take at most a quarter of the slots that a layer has for those it keeps
-        cache.n_ubatch = std::min(cache.n_ubatch, std::max(least_evicting_ubatch, cache.evict_budget() / 4));
-        cache.exact_ubatch = std::min(cache.exact_ubatch, cache.n_ubatch);
-    }
-}
-
 void set_formats(const SessionOptions& options, KvCacheOptions& cache) {
     const auto chosen = parse_kv("kv", options.kv, true);
     const auto k_chosen = parse_kv("kv_k", options.kv_k, true);
@@ -150,8 +130,7 @@ KvCacheOptions cache_options(const Model& model, const SessionOptions& options) 
     KvCacheOptions cache;
     set_sizes(model, options, cache);
     set_exact_tokens(model.cache_spec(), options, cache);
-    shorten_ubatches(cache, model.cache_spec().full_beside_latents() && !options.evicts(), model.n_host_layers() == 0);
-    set_eviction(options, cache);
+    cache.evict = parse_evict(options, cache);
     set_formats(options, cache);
     return cache;
 }
@@ -219,9 +198,20 @@ void warn_of_window(const CacheSpec& spec, const KvCacheOptions& cache, std::vec
     }
 }
 
+// Whether what the plan takes is free on its GPUs, and as much as is left alone.
+bool has_room(const Model& model, const SessionPlan& plan, const FreeOnGpu& free) {
+    const Forecast found = forecast(model, plan);
+    std::map<int, size_t> needed;
+    for (size_t i = 0; i < model.runs().size(); i++) {
+        if (model.runs()[i].on_gpu()) needed[model.runs()[i].gpu] += found.cache.runs[i] + found.compute[i];
+    }
+    return std::all_of(needed.begin(), needed.end(),
+                       [&](const auto& of) { return of.second + found.cache.cells + left_alone <= free(of.first); });
+}
+
 }  // namespace
 
-SessionPlan resolve(const Model& model, const SessionOptions& options) {
+SessionPlan resolve(const Model& model, const SessionOptions& options, const FreeOnGpu& free) {
     SessionPlan plan;
     std::vector<std::string> of_prefill;
     if (options.evicts() && model.hparams().shares_rows()) {
@@ -240,6 +230,13 @@ SessionPlan resolve(const Model& model, const SessionOptions& options) {
     plan.n_threads_batch =
         options.n_threads_batch == 0 ? plan.n_threads : thread_count("n_threads_batch", options.n_threads_batch);
     plan.cache = cache_options(model, options);
+    const Ubatches::Asked asked{check_range("n_ubatch", options.n_ubatch, 0, 1 << 16),
+                                check_range("n_batch", options.n_batch, 0, INT_MAX)};
+    const auto has_memory = [&, with = plan](const Ubatches& ubatches) mutable {
+        with.cache.ubatches = ubatches;
+        return free == nullptr || has_room(model, with, free);
+    };
+    plan.cache.ubatches = Ubatches::of(asked, model.hparams(), model.cache_spec(), plan.cache, has_memory);
     warn_of_context(model.cache_spec(), plan.cache, plan.warnings);
     warn_of_window(model.cache_spec(), plan.cache, plan.warnings);
     plan.warnings.insert(plan.warnings.end(), of_prefill.begin(), of_prefill.end());

@@ -1,6 +1,7 @@
 // What a session will do, from what it was asked for and what its model's file says. A session and its forecast use the same plan.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -20,8 +21,12 @@ struct SessionPlan {
     std::vector<std::string> warnings;  // where it differs from what the file is made for
 };
 
+// Bytes that a GPU has for caches and graphs, beside the model's weights.
+using FreeOnGpu = std::function<size_t(int gpu)>;
+
+// free: where memory decides something; none given: there is enough.
 // Errors: Error for an option out of range, or options that exclude each other.
-SessionPlan resolve(const Model& model, const SessionOptions& options);
+SessionPlan resolve(const Model& model, const SessionOptions& options, const FreeOnGpu& free = {});
 
 // Errors: Error where no session with these options can run on the model.
 void require_runnable(const Model& model, const SessionOptions& options);

@@ -12,12 +12,13 @@ from latentkv.plan.allocation import Choice, Group, Table, Units, allocate_besid
 from latentkv.plan.kv_budget import KvBudget
 
 from ..ir import FULL, OF_VALUE, SIDES, LayerPlan, ModelSpec, Plan, SidePlan
-from ..rows import sizes
+from ..rows import plan_sizes, sizes
 from ..work import Work
 from .candidates import Candidate, Shape, cut
 
 # Truncation errors of one token are not independent, as rounding errors are: their predicted cost is too low.
 DROP_PENALTY = 3.0
+EXACT = ("sink", "recent")  # regions
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class Count:
     budget: int  # bytes, for compressed rows and exact tokens
     exact: Mapping[str, int]  # bytes of exact tokens by their row format, the widest first
     n_ctx: int  # whole tiles
-    slots: sizes.MiddleSlots  # of compressed rows
+    slots: tuple[int, ...]  # of compressed rows, in every layer
+    full: int  # bytes of the f16 cache
     pays_factors: bool  # a channel costs its part of the factors
 
     def rooms(self, budget: int) -> dict[str, int]:
@@ -44,7 +46,7 @@ class Count:
         grown = np.maximum(0.0, channel * np.cumsum((0, *widths)) - replaced)
         weights = np.diff(grown) if self.pays_factors else np.zeros(len(widths))
         once: Units = np.ceil(weights).astype(np.int64)
-        cost: Units = costs.cost * self.slots.layers[layer]
+        cost: Units = costs.cost * self.slots[layer]
         cost[:, :-1] += once[:, None]
         return replace(costs, cost=cost)
 
@@ -65,13 +67,13 @@ def count(
         LatentKVError: the exact tokens alone take the budget.
     """
     n_ctx = budget.context(served)
-    n_exact = sum(sizes.region_slots(n_ctx, sink, recent, spec.mla is None))
-    slots = sizes.MiddleSlots.of(spec, n_ctx, recent > 0)
-    rows = {name: n_exact * sizes.full_row_bytes(spec, name, one_row) for name in formats}
-    cells, least = (n_exact + slots.cells) * sizes.cell_bytes(), rows[formats[-1]]
-    full, states = sizes.full_cache_bytes(spec, slots), sizes.state_bytes(spec)
-    room = budget.row_bytes(full, cells + least, n_exact, states) + least
-    return Count(room, rows, slots.whole, slots, pays_factors)
+    caches = {name: plan_sizes.of_heads(spec, n_ctx, sink, recent, name, one_row) for name in formats}
+    exact = {name: [of for of in cache["regions"] if of["name"] in EXACT] for name, cache in caches.items()}
+    rows = {name: sum(of["k"] + of["v"] for of in regions) for name, regions in exact.items()}
+    cache, least = caches[formats[-1]], rows[formats[-1]]
+    n_exact, full = sum(of["slots"] for of in exact[formats[-1]]), cache["f16_total"]
+    room = budget.row_bytes(full, cache["cells"] + least, n_exact, sizes.state_bytes(spec)) + least
+    return Count(room, rows, cache["n_cells"], tuple(cache["layer_slots"]), full, pays_factors)
 
 
 @dataclass(frozen=True)

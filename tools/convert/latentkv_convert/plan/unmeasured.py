@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..errors import warn
 from ..ir import ModelSpec
 from ..recipe import Recipe
-from ..rows import sizes
+from ..rows import plan_sizes
 
 LEAST = 0.085  # of the f16 cache: the smallest one in docs/results.md
 
@@ -17,8 +17,7 @@ def warn_of_budget(recipe: Recipe, spec: ModelSpec) -> None:
         return
     share = budget.share
     if share is None:
-        slots = sizes.MiddleSlots.of(spec, budget.n_ctx, recipe.options["recent"] > 0)
-        share = budget.size / sizes.full_cache_bytes(spec, slots)
+        share = budget.size / plan_sizes.of_heads(spec, budget.n_ctx)["f16_total"]
     if share < LEAST:
         expected = f"{100 * LEAST:g}% or more, the least whose quality was ever measured"
         hint = "nobody knows what it loses: measure it with latentkv perplexity --decode --kld-against"

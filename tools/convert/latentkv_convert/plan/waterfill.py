@@ -87,7 +87,7 @@ class Waterfill:
         found = Frontier(
             self.times.gpu,
             self.depths,
-            sizes.full_cache_bytes(work.spec, self.count.slots),
+            self.count.full,
             full_us,
             tuple(Line(offer.groups, offer.points) for offer in offers),
             chosen,

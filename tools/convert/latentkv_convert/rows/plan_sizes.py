@@ -1,4 +1,5 @@
-"""Bytes of a plan's cache, as the runtime allocates it on a GPU: of one token, and of the whole cache."""
+"""Bytes and slots of one sequence's cache, as the runtime allocates it on a GPU, where it takes the most: of
+a plan, and what exact tokens take beside any."""
 
 from __future__ import annotations
 
@@ -17,6 +18,30 @@ def kv_bytes(spec: ModelSpec, plan: Plan, n_ctx: int, fmt: str | None = None) ->
     regions = plan.sink, plan.recent, plan.recent_ratio, plan.sink_format, plan.recent_format
     found: dict[str, Any] = core().plan_bytes(layers, n_ctx, *regions)
     return found
+
+
+def of_heads(
+    spec: ModelSpec, n_ctx: int, sink: int = 0, recent: int = 0, fmt: str = "f16", one_row: bool = False
+) -> dict[str, Any]:
+    """kv_bytes() with a latent of its own for every head: slots, exact tokens (in format `fmt`) and f16's
+    bytes are those of all plans. one_row: as Shape's."""
+    layers = [_heads(spec, index, one_row) for index in range(spec.n_layer)]
+    found: dict[str, Any] = core().plan_bytes(layers, n_ctx, sink, recent, 0.0, fmt, fmt)
+    return found
+
+
+def _heads(spec: ModelSpec, index: int, one_row: bool) -> tuple[Any, ...]:
+    """As _layer()."""
+    own = spec.at(index)
+    heads, window, none = (own.n_kv, own.head_dim), spec.window(index), (False, False, ())
+    if not spec.makes_rows(index):
+        return heads, window, 0, none, none
+    if own.mla is not None:  # of whose row exact tokens hold the segments
+        whole, rest = divmod(own.mla.row, 32)
+        row = tuple(("f16", width) for width in (32,) * whole + (rest,) * (rest > 0))
+        return (1, own.mla.row), window, own.mla.n_rot, none, (False, False, (row,))
+    side = (False, True, ((("f16", own.head_dim),),) * own.n_kv)
+    return heads, window, 0, none if one_row and own.value_of_key else side, side
 
 
 def _layer(spec: ModelSpec, plan: Plan, index: int, fmt: str | None) -> tuple[Any, ...]:
