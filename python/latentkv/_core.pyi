@@ -106,7 +106,7 @@ class Model:
 
     def __init__(
         self,
-        path: str,
+        path: str | bytes,
         *,
         latent_path: str = "",
         n_gpu_layers: int = 0,

@@ -147,7 +147,7 @@ class GgufSource:
 
     @cached_property
     def _vocabulary(self) -> gguf_vocabulary.GgufVocabulary:
-        return gguf_vocabulary.GgufVocabulary(self._parts.values, self._where)
+        return gguf_vocabulary.GgufVocabulary(self._parts.path)
 
     def encode(self, text: str) -> Sequence[int]:
         return self._vocabulary.encode(text)
