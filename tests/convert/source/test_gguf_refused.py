@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 from gguf_files import offset, plain, rewritten
@@ -118,6 +120,14 @@ def test_tensors_over_one_another(stock: Path, tmp_path: Path, capsys: pytest.Ca
     line = refused(capsys, [str(path), *NONE], tmp_path / "out.gguf")
     assert "[gguf] expected tensors that do not overlap; got " in line
     assert "'blk.1.attn_k.weight'" in line
+
+
+def test_a_type_that_only_the_runtime_knows(stock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older gguf package: said before hours of work, not after them."""
+    monkeypatch.setattr(gguf, "GGMLQuantizationType", IntEnum("Few", {"F16": 1, "Q4_K": 12}))
+    wanted = r"^\[gguf\] expected a tensor type of the gguf package \(f16, q4_k\); got f32$"
+    with pytest.raises(ConvertError, match=wanted):
+        GgufSource(stock)
 
 
 def test_a_weight_that_is_not_finite(stock: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from .. import native
 from ..errors import ConvertError
 from ..ir import Array
+from .gguf_blocks import qtype
 
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _STRING = 8
@@ -57,6 +58,7 @@ class GgufFile:
 
     Raises:
         LatentKVError: another kind of file, one that is cut short or contradicts itself, or no such part.
+        ConvertError: a tensor of a type that cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -64,6 +66,8 @@ class GgufFile:
         self._file = native.core("source", "the runtime's GGUF reader").GgufFile(os.fsencode(path))
         self.values = {key: Value(*value) for key, value in self._file.values().items()}
         self.tensors = {info.name: info for info in starmap(TensorInfo, self._file.tensors())}
+        for kind in {info.type for info in self.tensors.values()}:
+            qtype(kind)
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
