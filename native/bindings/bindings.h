@@ -13,6 +13,7 @@
 
 void bind_blocks(pybind11::module_& module);
 void bind_chat(pybind11::module_& module);
+void bind_gguf(pybind11::module_& module);
 void bind_model(pybind11::module_& module);
 void bind_vocab(pybind11::class_<lkv::Model, std::shared_ptr<lkv::Model>>& model);
 void bind_rows(pybind11::module_& module);
@@ -24,6 +25,9 @@ inline pybind11::str text(std::string_view s) {
     return pybind11::reinterpret_steal<pybind11::str>(
         PyUnicode_DecodeUTF8(s.data(), static_cast<Py_ssize_t>(s.size()), "replace"));
 }
+
+// Element i of a value that is no string.
+pybind11::object gguf_number(const lkv::GgufValue& value, size_t i);
 
 pybind11::dict kv_bytes_dict(const lkv::KvBytes& bytes);
 

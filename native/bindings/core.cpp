@@ -92,6 +92,7 @@ PYBIND11_MODULE(_core, module) {
         "content_hash", [](const std::string& path) { return lkv::content_hash(lkv::GgufFile::open(path)); },
         py::arg("path"));
     bind_blocks(module);
+    bind_gguf(module);
     bind_model(module);
     bind_rows(module);
     bind_chat(module);

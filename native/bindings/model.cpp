@@ -25,17 +25,7 @@ constexpr uint64_t longest_listed_array =
     64;  // tokenizer arrays run to 100k+ entries; longer ones show as their length
 
 py::object element(const GgufValue& value, size_t i) {
-    if (value.type == GgufType::string) {
-        return text(value.strings[i]);
-    }
-    if (value.type == GgufType::boolean) {
-        return py::bool_(value.boolean(i));
-    }
-    if (value.is_float()) {
-        return py::float_(value.number(i));
-    }
-    const uint64_t bits = value.integer_bits(i);
-    return value.is_negative(i) ? py::object(py::int_(static_cast<int64_t>(bits))) : py::object(py::int_(bits));
+    return value.type == GgufType::string ? text(value.strings[i]) : gguf_number(value, i);
 }
 
 py::dict metadata(const Model& model) {

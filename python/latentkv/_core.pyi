@@ -68,13 +68,27 @@ def plan_bytes(
 def content_hash(path: str) -> str:
     """64 hexadecimal digits that a sidecar knows its base by: docs/gguf.md, Sidecars."""
 
+class GgufFile:
+    """A GGUF, memory-mapped; path: of the file, or of any part of a split one. Raises Error for anything that
+    is not well-formed and whole."""
+
+    def __init__(self, path: str | bytes) -> None: ...
+    def values(self) -> dict[str, tuple[int, int | None, Any]]:
+        """By key: GGUF's type, of an array that of its items, the value; strings as bytes."""
+
+    def tensors(self) -> list[tuple[str, tuple[int, ...], str, int]]:
+        """Name, shape in NumPy's order, type (q4_k …) and bytes of each."""
+
+    def raw(self, name: str) -> NDArray[np.uint8]:
+        """A tensor's bytes in the file, [rows, bytes of a row]."""
+
 class Model:
     """Weights and vocabulary of one GGUF, memory-mapped; shared by any number of sessions. latent_path: a
     sidecar of it."""
 
     def __init__(
         self,
-        path: str,
+        path: str | bytes,
         *,
         latent_path: str = "",
         n_gpu_layers: int = 0,

@@ -99,6 +99,11 @@ def rewritten(
     return parts[0] if per_part else out
 
 
+def offset(path: Path, name: str) -> int:
+    """Of a tensor's bytes in the file."""
+    return next(int(each.data_offset) for each in gguf.GGUFReader(path).tensors if each.name == name)
+
+
 def encoded(weights: NDArray[np.float32], kind: str, rng: np.random.Generator) -> NDArray[np.uint8]:
     """[rows, bytes of a row]"""
     qtype = gguf.GGMLQuantizationType[kind.upper()]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Callable
 from typing import TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from latentkv.console import terminal, whole
 from latentkv.console.durations import duration
-from latentkv.console.stage import Stage
+from latentkv.console.stage import Stage, bar
 
 FIRST_LINE = 10.0  # seconds into a stage; shorter ones say nothing
 NEXT_LINE = 30.0
@@ -36,19 +35,9 @@ class Bar(Stage):
     def __init__(self, total: int, label: str, unit: str, screen: Console) -> None:
         super().__init__(total, label, unit)
         self._next = 0.0
-        self._drawn = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24 if screen.width >= 80 else 8),  # a ^C is echoed after the line
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[unit]}s"),
-            TimeRemainingColumn(elapsed_when_finished=True),
-            TextColumn("{task.fields[note]}", markup=False),
-            console=screen,
-            speed_estimate_period=math.inf,  # steps may take minutes
-            auto_refresh=False,
-            transient=True,
-            redirect_stdout=False,  # it may be a file
-        )
+        counts = MofNCompleteColumn(), TextColumn("{task.fields[unit]}s")
+        left = TimeRemainingColumn(elapsed_when_finished=True)
+        self._drawn = bar(screen, 80, *counts, left, TextColumn("{task.fields[note]}", markup=False))
         self._task = self._drawn.add_task(label, total=total or None, unit=unit, note="")
 
     def __enter__(self) -> Bar:

@@ -1,9 +1,13 @@
-"""How a part of a long job reports its steps."""
+"""How a part of a long job reports its steps, and the bar of one on a terminal."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 
 Self = TypeVar("Self", bound="Stage")
 
@@ -36,3 +40,18 @@ class Stage(ABC):
 
     @abstractmethod
     def _show(self) -> None: ...
+
+
+def bar(screen: Console, wide: int, *columns: ProgressColumn) -> Progress:
+    """One line that its owner redraws in place, removed at the end. It is short on a screen below `wide`
+    columns, as a ^C is echoed after it."""
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24 if screen.width >= wide else 8),
+        *columns,
+        console=screen,
+        speed_estimate_period=math.inf,  # steps may take minutes
+        auto_refresh=False,
+        transient=True,
+        redirect_stdout=False,  # it may be a file
+    )

@@ -10,12 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import TextColumn
 
 from latentkv.console import terminal
 from latentkv.console.durations import duration
-from latentkv.console.stage import Stage
+from latentkv.console.stage import Stage, bar
 
 LINE = 10.0  # seconds between two lines of a log or a pipe
 _REDRAW = 0.5  # seconds, on a terminal
@@ -53,7 +52,8 @@ class Whole:
         self._clock, self._start, self._note = clock, clock(), ""
         self._lock, self._ended = threading.RLock(), threading.Event()
         screen = terminal.console(out or sys.stderr)
-        self._drawn = _bar(screen) if terminal.has_width(screen) else None
+        times = TextColumn("{task.fields[times]}", markup=False)
+        self._drawn = bar(screen, 100, times) if terminal.has_width(screen) else None
         self._out = out or sys.stderr
         self._task = None if self._drawn is None else self._drawn.add_task("", total=1.0, times="")
 
@@ -172,15 +172,3 @@ class Part(Stage):
 
     def _show(self) -> None:
         self._step.done = self._done / max(self.total, 1)
-
-
-def _bar(screen: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24 if screen.width >= 100 else 8),
-        TextColumn("{task.fields[times]}", markup=False),
-        console=screen,
-        auto_refresh=False,
-        transient=True,
-        redirect_stdout=False,  # it may be a file
-    )

@@ -81,8 +81,8 @@ CASES = [
     ("llama", without("tokenizer.ggml.model"), "expected a vocabulary (tokenizer.ggml.model); got none", ""),
     ("llama", strange, "; got plamo", "; got 'plamo'"),
     ("llama", cut(0.0), "expected a GGUF; got an empty file", "expected a GGUF; got an empty file"),
-    ("llama", cut(0.02), "(truncated)", "(truncated?)"),
-    ("llama", cut(0.7), "(truncated)", "(truncated?)"),
+    ("llama", cut(0.02), "(truncated?)", "(truncated?)"),
+    ("llama", cut(0.7), "(truncated?)", "(truncated?)"),
     (
         "qwen3_moe",
         without("blk.1.ffn_up_exps.weight"),
@@ -95,7 +95,7 @@ CASES = [
         "expected a tensor blk.0.ffn_gate_inp.weight; got none among 26 tensors",
         "expected a tensor blk.0.ffn_gate_inp.weight; got none",
     ),
-    ("llama", one_part_less, "got no bad-00002-of-00003.gguf", "bad-00002-of-00003.gguf'"),
+    ("llama", one_part_less, "bad-00002-of-00003.gguf'", "bad-00002-of-00003.gguf'"),
     (
         "llama",
         sidecar,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
-from gguf_files import plain, rewritten
+from gguf_files import offset, plain, rewritten
 from test_cli import refused
 
 from conftest import DEMO, TEXT, Tiny
+from latentkv.errors import LatentKVError
 from latentkv_convert.cli import main
 from latentkv_convert.errors import ConvertError
 from latentkv_convert.source.gguf_source import GgufSource
@@ -91,7 +94,9 @@ def test_files_that_are_cut_short_or_damaged(stock: Path, tmp_path: Path) -> Non
     rng = np.random.default_rng(0)
     for end in [0, 3, 8, 20, 24, *rng.integers(25, len(whole), 40).tolist(), len(whole) - 1]:
         path.write_bytes(whole[:end])
-        with pytest.raises(ConvertError, match=r"^\[x.gguf\] expected a .*; got .*"):
+        with pytest.raises(
+            LatentKVError, match=r"^\[gguf\] expected .*; got .*\(truncated\?\) in '.*x.gguf'$"
+        ):
             GgufSource(path)
     outcomes = set()
     for _ in range(200):
@@ -101,17 +106,35 @@ def test_files_that_are_cut_short_or_damaged(stock: Path, tmp_path: Path) -> Non
         try:
             GgufSource(path)
             outcomes.add("read")
-        except ConvertError:
-            outcomes.add("refused")
-    assert outcomes == {"read", "refused"}
+        except (ConvertError, LatentKVError) as error:
+            outcomes.add(f"refused in {len(str(error).splitlines())} line")
+    assert outcomes == {"read", "refused in 1 line"}
+
+
+def test_tensors_over_one_another(stock: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, name = tmp_path / "x.gguf", b"blk.1.attn_k.weight"
+    data = bytearray(stock.read_bytes())
+    at = data.index(name) + len(name) + 4 + 2 * 8 + 4  # behind dimensions and type
+    data[at : at + 8] = bytes(8)
+    path.write_bytes(data)
+    line = refused(capsys, [str(path), *NONE], tmp_path / "out.gguf")
+    assert "[gguf] expected tensors that do not overlap; got " in line
+    assert "'blk.1.attn_k.weight'" in line
+
+
+def test_a_type_that_only_the_runtime_knows(stock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older gguf package: said before hours of work, not after them."""
+    monkeypatch.setattr(gguf, "GGMLQuantizationType", IntEnum("Few", {"F16": 1, "Q4_K": 12}))
+    wanted = r"^\[gguf\] expected a tensor type of the gguf package \(f16, q4_k\); got f32$"
+    with pytest.raises(ConvertError, match=wanted):
+        GgufSource(stock)
 
 
 def test_a_weight_that_is_not_finite(stock: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, text = tmp_path / "x.gguf", tmp_path / "calib.txt"
     path.write_bytes(stock.read_bytes())
     text.write_text(TEXT, encoding="utf-8")
-    tensors = GgufSource(path)._parts
-    weight = np.memmap(path, dtype=np.float32, mode="r+", offset=tensors.info("blk.2.attn_k.weight").offset)
+    weight = np.memmap(path, dtype=np.float32, mode="r+", offset=offset(path, "blk.2.attn_k.weight"))
     weight[7] = np.nan
     weight.flush()
     line = refused(capsys, [str(path), "--kv-budget", "50%", "--calib", str(text)], tmp_path / "out.gguf")
@@ -140,12 +163,15 @@ def test_parts(stock: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     alone = tmp_path / "alone.gguf"
     alone.write_bytes(first.read_bytes())
     line = refused(capsys, [str(alone), *NONE], out)
-    assert "[alone.gguf] expected 2 files, as split.count says" in line
+    assert "[gguf] expected 2 parts, as split.count says" in line
+    assert "; got 1 in '" in line
+    assert "alone.gguf'" in line
     second.write_bytes(first.read_bytes())
-    assert f"[{second.name}] expected split.no 1; got 0" in refused(capsys, [str(first), *NONE], out)
+    line = refused(capsys, [str(first), *NONE], out)
+    assert f"[gguf] expected split.no 1; got 0 in '{second}'" in line
     second.unlink()
     line = refused(capsys, [str(first), *NONE], out)
-    assert f"[source] expected all 2 parts of {first.name}; got no {second.name}" in line
+    assert f"[gguf] expected all 2 parts of '{first}'; got no '{second}'" in line
 
 
 @pytest.mark.parametrize(

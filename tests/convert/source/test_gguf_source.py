@@ -24,8 +24,7 @@ from latentkv_convert.recover import lora
 from latentkv_convert.source import archs
 from latentkv_convert.source.checkpoint_source import CheckpointSource
 from latentkv_convert.source.frequencies import frequencies, magnitude
-from latentkv_convert.source.gguf_file import GgufFile
-from latentkv_convert.source.gguf_parts import GgufParts
+from latentkv_convert.source.gguf_file import GgufFile, paths
 from latentkv_convert.source.gguf_source import GgufSource
 from latentkv_convert.source.source import Source
 
@@ -82,7 +81,7 @@ def converted(source: Path, out: Path, calib: Path, *options: str) -> Path:
 
 def tensor_bytes(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     """Name -> type, shape and bytes, over all parts."""
-    parts = GgufParts(path)
+    parts = GgufFile(path)
     infos = {name: parts.info(name) for name in parts.names()}
     return {name: (info.type, info.shape, parts.raw(name).tobytes()) for name, info in infos.items()}
 
@@ -160,7 +159,7 @@ def test_weights_that_stay_are_copied_byte_for_byte(
     whole = plain(tiny(**WIDE), tmp_path / "plain.gguf")
     per_part = 20 if name == "in two parts" else 0
     source = rewritten(whole, tmp_path / "mixed.gguf", K_QUANTS, per_part=per_part)
-    assert len(GgufParts(source).files) == (2 if per_part else 1)
+    assert len(paths(source)) == (2 if per_part else 1)
     for package in ("transformers", "safetensors", "tokenizers"):
         monkeypatch.setitem(sys.modules, package, None)
     out = converted(source, tmp_path / "out.gguf", calib, *WATERFILL)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from both import core, session, token_ids
-from gguf_files import plain, rewritten
+from gguf_files import offset, plain, rewritten
 from test_gguf_source import CALIBRATED, K_QUANTS, WATERFILL, WIDE, converted, tensor_bytes
 
 from conftest import Tiny
@@ -190,9 +190,9 @@ def test_what_the_base_may_say_otherwise(pair: Pair, tmp_path: Path) -> None:
     turned = rewritten(base, tmp_path / "turned.gguf", keys={"llama.rope.freq_base": 5e5})
     changed = tmp_path / "changed.gguf"
     shutil.copy(base, changed)
-    info = GgufFile(changed).tensors["blk.1.ffn_down.weight"]
+    name = "blk.1.ffn_down.weight"
     with changed.open("r+b") as file:
-        file.seek(info.offset + info.n_bytes - 1)
+        file.seek(offset(changed, name) + GgufFile(changed).info(name).n_bytes - 1)
         last = file.read(1)[0]
         file.seek(-1, 1)
         file.write(bytes([last ^ 1]))

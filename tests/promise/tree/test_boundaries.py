@@ -50,6 +50,7 @@ RULES = [
                 "write/sidecar",
                 "write/gguf_write",
                 "source/gguf_blocks",
+                "source/gguf_file",
                 "source/gguf_vocabulary",
                 "limits",
                 "calibrate/text/chats",
@@ -59,8 +60,8 @@ RULES = [
                 "report",
             ]
         },
-        "the converter needs no runtime but to code, tokenize, hash, flush and render alike, for budgets, "
-        "limits, the processor and the terminal",
+        "the converter needs no runtime but to read GGUFs, code, tokenize, hash, flush and render alike, for "
+        "budgets, limits, the processor and the terminal",
     ),
     (
         re.compile(

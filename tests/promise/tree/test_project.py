@@ -20,7 +20,7 @@ PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 # pybind11's metaclass and constructors; what exists for the type checker alone
-CLASSES = ["ChatParser", "ChatStream", "ChatTemplates", "Model", "Sampler", "Session"]
+CLASSES = ["ChatParser", "ChatStream", "ChatTemplates", "GgufFile", "Model", "Sampler", "Session"]
 ALLOWED = [f"latentkv._core.{name}" for name in (*CLASSES, "CacheSlots", "TokenMatcher")]
 ALLOWED += [f"latentkv._core.{name}.__init__" for name in CLASSES]
 

@@ -14,7 +14,7 @@ from latentkv.quantities import bytes_text
 
 from .errors import ConvertError
 from .recipe import Recipe
-from .source import gguf_parts
+from .source import gguf_file
 
 _READ_SUFFIXES = (".safetensors", ".bin", ".model", ".index.json", ".jinja")
 _READ_NAMES = (
@@ -129,7 +129,7 @@ def _kind(path: Path) -> int | None:
 def _is_read(source: Path, path: Path) -> bool:
     """`path`, there or not, is one of the files that make up the source, by name or through a link."""
     if not source.is_dir():
-        return _is_one_of(path, gguf_parts.paths(source))
+        return _is_one_of(path, gguf_file.paths(source))
     return (_reads(path) and path.parent.samefile(source)) or _is_one_of(path, _held(source))
 
 

@@ -3,6 +3,8 @@ NumPy (the gguf package) takes 5 to 14 seconds of a core for a billion weights i
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from .. import native
@@ -26,8 +28,20 @@ def dequantized(raw: Array, kind: str, where: str) -> F32:
         raise ConvertError(where, "a type that ggml can dequantize", str(error)) from None
 
 
+def qtype(kind: str) -> Any:
+    """ggml's number of a type.
+
+    Raises:
+        ConvertError: the gguf package, which writes it, is older.
+    """
+    types = need("gguf").GGMLQuantizationType
+    if kind.upper() not in types.__members__:
+        known = ", ".join(types.__members__).lower()
+        raise ConvertError("gguf", f"a tensor type of the gguf package ({known})", kind)
+    return types[kind.upper()]
+
+
 def block_of(kind: str) -> tuple[int, int]:
     """Values and bytes of a block."""
-    gguf = need("gguf")
-    n, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind.upper()]]
+    n, size = need("gguf").GGML_QUANT_SIZES[qtype(kind)]
     return int(n), int(size)

@@ -14,7 +14,7 @@ from ..ir import F32, ModelSpec, TensorRole
 from ..schema import BLOCK_KEYS, KEYS
 from . import archs, gguf_block, recurrent
 from .archs import mla
-from .gguf_parts import GgufParts
+from .gguf_file import GgufFile
 from .stock import NO_ARCHITECTURE, Stock
 
 _OURS = "latentkv."
@@ -43,7 +43,7 @@ def packed_rows(spec: ModelSpec) -> Mapping[str, slice]:
     return {"attn_q": slice(0, q), "attn_k": slice(q, q + kv), "attn_v": slice(q + kv, q + 2 * kv)}
 
 
-def model_spec(parts: GgufParts, where: str) -> ModelSpec:
+def model_spec(parts: GgufFile, where: str) -> ModelSpec:
     """Raises:
     ConvertError: another architecture, a latent cache, or tensors that the keys do not promise.
     """
@@ -91,7 +91,7 @@ def _with_rotated_dims(stock: Stock, spec: ModelSpec) -> ModelSpec:
     return replace(spec, heads=tuple(heads))
 
 
-def _stock(parts: GgufParts, where: str, architecture: str, values: Mapping[str, Any]) -> Stock:
+def _stock(parts: GgufFile, where: str, architecture: str, values: Mapping[str, Any]) -> Stock:
     dot = f"{architecture}."
     own = {name.removeprefix(dot): value for name, value in values.items() if name.startswith(dot)}
     own |= {name: value for name, value in values.items() if name.startswith(NO_ARCHITECTURE)}
@@ -130,7 +130,7 @@ def _scaling(stock: Stock) -> dict[str, Any]:
     return {"rope.scaling.type": kind, "rope.scaling.factor": factor or 1.0}
 
 
-def _factors(parts: GgufParts, n_rot: int) -> dict[str, F32]:
+def _factors(parts: GgufFile, n_rot: int) -> dict[str, F32]:
     """Divisors of RoPE frequencies that the file has."""
     found = {}
     for name in _FACTORS:
@@ -152,7 +152,7 @@ def _dynamic(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {"rope_dynamic_factor": limits.number(where, key, values[key], *limits.ROPE_FACTOR)}
 
 
-def _with_experts_as_in(parts: GgufParts, spec: ModelSpec) -> ModelSpec:
+def _with_experts_as_in(parts: GgufFile, spec: ModelSpec) -> ModelSpec:
     """Gates and ups of experts in one tensor or in two, which llama.cpp reads alike."""
     is_fused = any(name.endswith(_FUSED) for name in parts.names())
     gate, up = "ffn_gate_exps.weight", "ffn_up_exps.weight"
@@ -175,7 +175,7 @@ def _with_experts_as_in(parts: GgufParts, spec: ModelSpec) -> ModelSpec:
     )
 
 
-def _present(parts: GgufParts, spec: ModelSpec) -> tuple[TensorRole, ...]:
+def _present(parts: GgufFile, spec: ModelSpec) -> tuple[TensorRole, ...]:
     """Roles of attention layers, without biases that this file lacks."""
     first = prefix(spec.attention_layers[0])
     return tuple(
@@ -185,14 +185,14 @@ def _present(parts: GgufParts, spec: ModelSpec) -> tuple[TensorRole, ...]:
     )
 
 
-def _without_absent_bias(parts: GgufParts, spec: ModelSpec) -> tuple[TensorRole, ...]:
+def _without_absent_bias(parts: GgufFile, spec: ModelSpec) -> tuple[TensorRole, ...]:
     """Roles of recurrent layers, without a convolution bias if this file lacks it."""
     first = next(filter(spec.recurs, range(spec.n_layer)), 0)
     absent = f"{prefix(first)}ssm_conv1d.bias" not in parts
     return tuple(role for role in spec.recurrent_tensors if not (absent and role.target == "ssm_conv1d.bias"))
 
 
-def factors(parts: GgufParts, spec: ModelSpec) -> dict[str, str]:
+def factors(parts: GgufFile, spec: ModelSpec) -> dict[str, str]:
     """Weights of the trunk -> their factors (NVFP4), which products with them are multiplied with."""
     found, end = {}, ".scale"
     own = {role.target for layer in range(spec.n_layer) for role in spec.tensors_of(layer)}
@@ -205,13 +205,13 @@ def factors(parts: GgufParts, spec: ModelSpec) -> dict[str, str]:
     return found
 
 
-def behind(parts: GgufParts, spec: ModelSpec) -> list[str]:
+def behind(parts: GgufFile, spec: ModelSpec) -> list[str]:
     """Names of tensors in blocks after the decoder's layers, which predict further tokens."""
     begins = tuple(prefix(layer) for layer in range(spec.n_layer, int(spec.keys["block_count"])))
     return [name for name in parts.names() if name.startswith(begins)]
 
 
-def _check_tensors(parts: GgufParts, spec: ModelSpec, where: str) -> None:
+def _check_tensors(parts: GgufFile, spec: ModelSpec, where: str) -> None:
     """Checks that the file has every tensor of the architecture in its shape, and no other: an unknown tensor
     would change the model."""
     expected: dict[str, tuple[int, ...]] = {}

@@ -18,6 +18,7 @@ from . import fingerprint, gguf_model, gguf_vocabulary
 from .archs.mla.joined import LaterParts
 from .frequencies import paired_rows
 from .gguf_blocks import block_of, dequantized
+from .gguf_file import paths
 from .source import Stored
 
 _OURS = "latentkv."
@@ -146,7 +147,7 @@ class GgufSource:
 
     @cached_property
     def _vocabulary(self) -> gguf_vocabulary.GgufVocabulary:
-        return gguf_vocabulary.GgufVocabulary(self._parts.values, self._where)
+        return gguf_vocabulary.GgufVocabulary(self._parts.path)
 
     def encode(self, text: str) -> Sequence[int]:
         return self._vocabulary.encode(text)
@@ -158,14 +159,13 @@ class GgufSource:
         digest = hashlib.sha256()
         for part in self._hashed():
             digest.update(part)
-        for file in self._parts.files:
-            fingerprint.add_file(digest, file.path)
+        for path in filter(Path.is_file, paths(self._parts.path)):
+            fingerprint.add_file(digest, path)
         return digest.hexdigest()
 
     def _hashed(self) -> Iterator[bytes]:
-        """What the identity is computed from: every key but the vocabulary, and where tensors lie."""
+        """What the identity is computed from: every key but the vocabulary, and what tensors there are."""
         for key, value in self._parts.values.items():
             if not key.startswith("tokenizer."):
                 yield f"{key}={value.data!r}".encode()
-        for file in self._parts.files:
-            yield f"{file.size} {list(file.tensors.values())}".encode()
+        yield f"{list(self._parts.tensors.values())}".encode()

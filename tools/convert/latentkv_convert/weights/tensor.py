@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from .. import native
 from ..compute import floats
 from ..errors import ConvertError, need
 from ..ir import F32, Array
+from ..source.gguf_blocks import block_of, qtype
 from ..source.source import Stored
 
 # general.file_type of each
@@ -54,14 +54,9 @@ def choose(outtype: str, kind: str, shape: tuple[int, ...]) -> str:
     return outtype
 
 
-def qtype(kind: str) -> Any:
-    """ggml's number of a type."""
-    return need("gguf").GGMLQuantizationType[kind.upper()]
-
-
 def n_bytes(kind: str, shape: tuple[int, ...]) -> int:
     """Size of a tensor in this type."""
-    block, size = need("gguf").GGML_QUANT_SIZES[qtype(kind)]
+    block, size = block_of(kind)
     return int(np.prod(shape, dtype=np.int64)) // block * size
 
 

@@ -16,8 +16,9 @@ from latentkv import durable
 
 from ..errors import ConvertError, need
 from ..ir import Array
+from ..source.gguf_blocks import qtype
 from ..weights.encoding import Encoding
-from ..weights.tensor import OutTensor, encode, n_bytes, qtype
+from ..weights.tensor import OutTensor, encode, n_bytes
 from .keys import add_key
 
 

@@ -113,6 +113,8 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
         raise ConvertError(
             "config.json", f"fields as transformers writes them for {model_type}", str(error)
         ) from None
+    sizes = {"context_length": spec.n_ctx, "embedding_length": spec.n_embd, "block_count": spec.n_layer}
+    spec = replace(spec, keys={**sizes, "attention.head_count": spec.n_head, **spec.keys})
     if text is not config:
         spec = _renamed(spec, module.TEXT_PREFIX)
     if spec.n_kv < 1 or spec.n_head % spec.n_kv:

@@ -94,11 +94,7 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
         ),
         layer_tensors=tuple(layer),
         keys={
-            "context_length": n_ctx,
-            "embedding_length": n_embd,
-            "block_count": int(config["num_hidden_layers"]),
             "feed_forward_length": int(config.get("ffn_hidden_size") or 4 * n_embd),
-            "attention.head_count": n_head,
             "attention.head_count_kv": n_kv,
             "attention.layer_norm_epsilon": float(config.get("layer_norm_epsilon", 1e-5)),
             **positions.keys,

@@ -81,11 +81,7 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
         global_tensors=tuple(tables(config, "model.embed_tokens", "model.norm", tied=False)),
         layer_tensors=tuple(layer),
         keys={
-            "context_length": int(config["max_position_embeddings"]),
-            "embedding_length": int(config["hidden_size"]),
-            "block_count": int(config["num_hidden_layers"]),
             "feed_forward_length": int(config["intermediate_size"]),
-            "attention.head_count": n_head,
             "attention.head_count_kv": n_kv,
             "attention.key_length": head_dim,
             "attention.value_length": head_dim,

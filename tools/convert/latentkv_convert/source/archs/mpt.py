@@ -80,11 +80,7 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
             TensorRole("ffn.down_proj.weight", "ffn_down.weight"),
         ),
         keys={
-            "context_length": n_ctx,
-            "embedding_length": n_embd,
-            "block_count": int(config["n_layers"]),
             "feed_forward_length": 4 * n_embd,
-            "attention.head_count": n_head,
             "attention.layer_norm_epsilon": float(config.get("layer_norm_epsilon", 1e-5)),
             "attention.max_alibi_bias": 8.0,
             **({} if clip is None else {"attention.clamp_kqv": clip}),

@@ -87,11 +87,7 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
         global_tensors=(words[0], places, *words[1:]),
         layer_tensors=tuple(layer),
         keys={
-            "context_length": n_ctx,
-            "embedding_length": n_embd,
-            "block_count": int(config["num_hidden_layers"]),
             "feed_forward_length": int(config["ffn_dim"]),
-            "attention.head_count": n_head,
             "attention.layer_norm_epsilon": 1e-5,  # torch's default; the config has no field for it
         },
     )

@@ -113,11 +113,7 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
         recurrent_tensors=(norm, *mixer),
         fed_tensors=(norm, *(_experts(config) if has_experts else _ffn())),
         keys={
-            "context_length": int(config["max_position_embeddings"]),
-            "embedding_length": n_embd,
-            "block_count": len(kinds),
             "feed_forward_length": [n_ff * (kind in FEEDS) for kind in kinds],
-            "attention.head_count": n_head,
             "attention.head_count_kv": [n_kv * (kind in ATTENDS) for kind in kinds],
             "attention.key_length": head_dim,
             "attention.value_length": head_dim,

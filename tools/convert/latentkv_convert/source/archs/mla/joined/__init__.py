@@ -12,14 +12,13 @@ from .....compute import floats
 from .....errors import ConvertError
 from .....ir import Array
 from ....gguf_blocks import dequantized
-from ....gguf_file import TensorInfo
-from ....gguf_parts import GgufParts
+from ....gguf_file import GgufFile, TensorInfo
 
 _BOTH, _KEYS, _VALUES = "attn_kv_b.weight", "attn_k_b.weight", "attn_v_b.weight"
 _NUMBERS = {"f32": np.uint32, "bf16": np.uint16, "f16": np.uint16}  # their bits; blocks lie across keys
 
 
-class LaterParts(GgufParts):
+class LaterParts(GgufFile):
     """A GGUF as its later form: with attn_k_b, transposed, and attn_v_b in place of attn_kv_b."""
 
     def __init__(self, path: Path) -> None:
@@ -31,14 +30,14 @@ class LaterParts(GgufParts):
     def _number(self, key: str) -> int:
         value = self.values.get(key)
         if value is None or not isinstance(value.data, int):
-            raise ConvertError(self.files[0].path.name, f"the key {key}", "none")
+            raise ConvertError(self.path.name, f"the key {key}", "none")
         return value.data
 
     def _split(self) -> None:
         architecture = self.values["general.architecture"].plain()
         of = f"{architecture}.attention."
         if f"{of}key_length_mla" in self.values:
-            raise ConvertError(self.files[0].path.name, f"{_KEYS} beside key_length_mla", f"{_BOTH} too")
+            raise ConvertError(self.path.name, f"{_KEYS} beside key_length_mla", f"{_BOTH} too")
         rank, n_rot = self._number(f"{of}kv_lora_rank"), self._number(f"{architecture}.rope.dimension_count")
         n_head, n_value = self._number(f"{of}head_count"), self._number(f"{of}value_length")
         key_length = self._number(f"{of}key_length")
@@ -58,7 +57,7 @@ class LaterParts(GgufParts):
             both = super().info(name)
             expected = (n_head * (self._n_key + n_value), rank)
             if self._n_key < 1 or both.shape != expected:
-                where = f"{self.files[0].path.name}: {name}"
+                where = f"{self.path.name}: {name}"
                 raise ConvertError(where, f"shape {list(expected)}", str(list(both.shape)))
             shapes = {_KEYS: (n_head, rank, self._n_key), _VALUES: (n_head, n_value, rank)}
             types = {_KEYS: both.type if both.type in _NUMBERS else "f16", _VALUES: both.type}
