@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "runtime/session.h"
 
 namespace lkv {
 namespace {
@@ -140,7 +139,7 @@ void StagedKeys::write(std::span<const SlotRef> targets) {
     }
 }
 
-bool Session::starts_sequences(std::span<const int32_t> seq) const {
+bool LazyPrefill::starts(std::span<const int32_t> seq) const {
     uint64_t seen = 0;
     for (const int32_t s : seq) {
         if ((seen & bit(s)) == 0 && cache_.placement().last(s) >= 0) {
@@ -151,80 +150,48 @@ bool Session::starts_sequences(std::span<const int32_t> seq) const {
     return seen != 0;
 }
 
-void Session::prefill_lazily(const LazyPrompt& prompt) {
-    PipelineStage& stage = stages_.front();  // of all layers
+void LazyPrefill::run(const Prompt& prompt) {
     const std::vector<SlotRef> targets = cache_.claim({prompt.pos, prompt.seq, true});
-    const auto forget = [&] {
-        stage.graph.reset();  // it reads rows of a layer that is over
-        if (stage.on_gpu()) stage.gpu->detach_exact();
-    };
+    const size_t n_tokens = prompt.tokens.size();
     try {
         // [n_tokens, n_embd] between two layers
-        std::vector<float> hidden(prompt.tokens.size() * static_cast<size_t>(model_->hparams().n_embd));
-        for (int il = 0; il < model_->hparams().n_layer; il++) {
+        std::vector<float> hidden(n_tokens * static_cast<size_t>(model_.hparams().n_embd));
+        for (int il = 0; il < model_.hparams().n_layer; il++) {
             ExactRows exact;
-            exact.spec = exact_layer_spec(*model_, il);
-            KvCache rows = exact_cache(*model_, exact.spec, il, static_cast<int>(prompt.tokens.size()),
-                                       cache_.options(), true, stage.gpu.get());
+            exact.spec = exact_layer_spec(model_, il);
+            KvCache rows = exact_cache(model_, exact.spec, il, static_cast<int>(n_tokens), cache_.options(), true,
+                                       runner_.device());
             exact.cache = &rows;
-            StagedKeys staged(cache_, il, prompt.tokens.size(), stage.gpu.get());
-            prefill_bytes_ = std::max(
-                prefill_bytes_, rows.bytes().total() + staged.bytes() + hidden_bytes(*model_, prompt.tokens.size()));
-            stage.graph.reset();
-            if (stage.on_gpu()) stage.gpu->attach_exact(*model_, rows, exact.spec, il, ropes_, stage.constants);
-            prefill_layer(il, prompt, targets, exact, staged, hidden);
-            forget();
+            StagedKeys staged(cache_, il, n_tokens, runner_.device());
+            bytes_ = std::max(bytes_, rows.bytes().total() + staged.bytes() + hidden_bytes(model_, n_tokens));
+            runner_.begin_layer(il, exact);
+            run_layer(il, prompt, targets, exact, staged, hidden);
+            runner_.end_layer();
             staged.write(targets);
         }
     } catch (...) {
         // no layer, no token: half a prompt would be a cache that no one can use
-        forget();
+        runner_.end_layer();
         cache_.placement().take_back(targets);
         throw;
     }
 }
 
-void Session::prefill_layer(int il, const LazyPrompt& prompt, std::span<const SlotRef> targets, ExactRows& exact,
+void LazyPrefill::run_layer(int il, const Prompt& prompt, std::span<const SlotRef> targets, ExactRows& exact,
                             const StagedKeys& staged, std::span<float> hidden) {
-    const auto n_ubatch = static_cast<size_t>(cache_.options().ubatches.longest);
-    const auto width = static_cast<size_t>(model_->hparams().n_embd);
+    const auto longest = static_cast<size_t>(cache_.options().ubatches.longest);
+    const auto width = static_cast<size_t>(model_.hparams().n_embd);
     const std::vector<SlotRef> slots = exact.cache->placement().claim({prompt.pos, prompt.seq, false});
-    BatchSlots& batch = exact.batch;
-    batch_.own_rows = false;
-    PipelineStage& all = stages_.front();
-    for (size_t first = 0; first < prompt.tokens.size(); first += n_ubatch) {
-        const size_t n = std::min(n_ubatch, prompt.tokens.size() - first);
-        const auto ubatch = [&](const auto& whole) { return whole.subspan(first, n); };
-        const auto assign = [](auto& to, const auto& from) { to.assign(from.begin(), from.end()); };
-        assign(batch_.pos, ubatch(prompt.pos));
-        assign(batch_.seq, ubatch(prompt.seq));
-        assign(batch_.slots, ubatch(targets));
-        batch_.k_staged = staged.row(first);
-        batch_.count(cache_.placement());
-        batch = batch_;
-        assign(batch.slots, ubatch(std::span(slots)));
-        batch.count(exact.cache->placement());
-        const std::vector<int32_t> out_ids = wanted(ubatch(prompt.output));
-
-        GraphShape shape = graph_shape(n, out_ids.size(), *exact.cache);
-        shape.result = prompt.result;
-        if (all.on_gpu()) run_on_gpu(shape);
-        shape.first_layer = il;
-        shape.end_layer = il + 1;
-        prepare_graph(all, shape, &exact);
-        float* const states = hidden.data() + first * width;
-        all.set_input(all.graph->hidden_in, states, n * width * sizeof(float));
-        compute(all, ubatch(prompt.tokens), ubatch(prompt.pos), out_ids, *exact.cache, batch);
-        if (all.graph->result != nullptr) {
-            all.get_result(all.graph->result, prompt.room(out_ids.size()));
-        } else {
-            all.get_result(all.graph->hidden_out, states);
-        }
-        if (prompt.between_ubatches) {
-            prompt.between_ubatches();
-        }
+    for (size_t first = 0; first < prompt.tokens.size(); first += longest) {
+        const size_t n = std::min(longest, prompt.tokens.size() - first);
+        const auto cut = [&](const auto& whole) { return std::span(whole).subspan(first, n); };
+        const std::vector<int32_t> out_ids = wanted(cut(prompt.output));
+        exact.batch.slots.assign(cut(slots).begin(), cut(slots).end());
+        const Ubatch ubatch{cut(prompt.tokens), cut(prompt.pos), cut(prompt.seq), out_ids, prompt.result};
+        runner_.run_layer(il, ubatch, cut(targets), staged.row(first), exact, hidden.data() + first * width,
+                          prompt.room);
+        if (prompt.between_ubatches) prompt.between_ubatches();
     }
-    batch_.k_staged = nullptr;
 }
 
 }  // namespace lkv

@@ -12,6 +12,7 @@
 
 #include "cache/kv_cache.h"
 #include "model/model.h"
+#include "runtime/batch_runner.h"
 
 namespace lkv {
 
@@ -47,6 +48,40 @@ private:
     size_t width_;
     size_t bytes_;
     std::unique_ptr<CacheStorage> rows_;
+};
+
+class LazyPrefill {
+public:
+    // What Session::decode() was called with.
+    struct Prompt {
+        std::span<const int32_t> tokens;
+        std::span<const int32_t> pos;
+        std::span<const int32_t> seq;
+        std::span<const uint8_t> output;
+        const ResultRoom& room;
+        const std::function<void()>& between_ubatches;
+        Result result;
+    };
+
+    // All arguments outlive this.
+    LazyPrefill(const Model& model, KvCache& cache, BatchRunner& runner)
+        : model_(model), cache_(cache), runner_(runner) {}
+
+    // Whether all of a batch's sequences begin with it.
+    bool starts(std::span<const int32_t> seq) const;
+    // The prompt is in the cache whole, or not at all.
+    void run(const Prompt& prompt);
+    size_t bytes() const { return bytes_; }  // the most that a prompt has taken
+
+private:
+    // hidden: [n_tokens, n_embd], states before the layer and then after it
+    void run_layer(int il, const Prompt& prompt, std::span<const SlotRef> targets, ExactRows& exact,
+                   const StagedKeys& staged, std::span<float> hidden);
+
+    const Model& model_;
+    KvCache& cache_;
+    BatchRunner& runner_;
+    size_t bytes_ = 0;
 };
 
 }  // namespace lkv
