@@ -167,24 +167,13 @@ py::dict kv_bytes(const Model& model, int n_ctx, const py::kwargs& given) {
     return plan_dict(plan, lkv::KvCache(model.hparams(), model.cache_spec(), plan.cache, false).bytes());
 }
 
-// What a GPU with `free` bytes has beside the weights of its layers.
-lkv::FreeOnGpu beside_weights(const Model& model, const std::vector<size_t>& free) {
-    return [&](int gpu) {
-        const std::vector<size_t> weights = model.resident_bytes();
-        size_t held = 0;
-        for (size_t i = 0; i < weights.size(); i++) {
-            if (model.runs()[i].gpu == gpu) held += weights[i];
-        }
-        const size_t all = free.at(static_cast<size_t>(gpu));
-        return all - std::min(all, held);
-    };
-}
-
 py::dict forecast(const Model& model, int n_ctx, const std::optional<std::vector<size_t>>& free,
                   const py::kwargs& given) {
     lkv::SessionOptions options = session_options("forecast", given);
     options.n_ctx = n_ctx;
-    const lkv::SessionPlan plan = lkv::resolve(model, options, free ? beside_weights(model, *free) : lkv::FreeOnGpu());
+    lkv::FreeOnGpu on_gpu;
+    if (free) on_gpu = [&](int gpu) { return free->at(static_cast<size_t>(gpu)); };
+    const lkv::SessionPlan plan = lkv::resolve(model, options, on_gpu);
     const lkv::Forecast forecast = lkv::forecast(model, plan);
     const std::vector<size_t> weights = model.resident_bytes();
     py::dict out = plan_dict(plan, forecast.cache);

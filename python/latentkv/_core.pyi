@@ -172,7 +172,7 @@ class Model:
         token table, unless it is the output too), "compute" and "prefill": what a prompt of n_ctx tokens
         takes beside them while it is prefilled lazily, 0 when eager. "runs": [{"gpu", "layers", "weights",
         "cache", "compute"}], what of these each device has, bookkeeping aside; "gpu" None is the host. free:
-        bytes of each GPU before the weights are there, by which "n_ubatch" is chosen; None: enough."""
+        bytes of each GPU, by which "n_ubatch" is chosen; None: enough."""
     # vocabulary (libllama)
     def tokenize(self, text: bytes, add_special: bool = True, parse_special: bool = False) -> list[int]: ...
     def detokenize(self, tokens: Sequence[int], special: bool = False) -> bytes: ...

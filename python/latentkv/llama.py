@@ -50,7 +50,7 @@ class Llama(OpenAICalls):
         use_mlock: keeps the weights in memory, as far as `ulimit -l` allows; a warning says if it does not.
         n_ctx: tokens of the cache (512 as in llama-cpp-python; 0 = the trained context).
         n_batch, n_ubatch: tokens per native call; tokens that pass through the graph together, 0 = 512,
-            or 2048 where all layers are on GPUs that have the memory.
+            or 2048 where all layers are on GPUs that have the memory, and at most n_batch.
         kv: a preset ("balanced", "small", "smaller", "smallest": docs/cache.md), a row format for K and V, or
             a pair as "c4/q4"; "" = the file's plan, else f16. `kv_k` and `kv_v` set one of them. `type_k` and
             `type_v` are llama-cpp-python's names for the same, as format names or ggml type numbers.

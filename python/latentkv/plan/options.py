@@ -109,8 +109,7 @@ class SessionOptions(CachePolicy, RowFormats):
 
     def of_one_sequence(self) -> SessionOptions:
         """By which a budget is counted: any context, and ubatches of the default length."""
-        sizes = ("n_ctx", "n_ubatch", "n_batch", "n_seq_max")
-        return replace(self, **{name: _DEFAULTS[name] for name in sizes})
+        return replace(self, n_ctx=0, n_ubatch=0, n_batch=0, n_seq_max=1)
 
     def reference(self, kv: str) -> SessionOptions:
         """The same sizes and threads with another cache: which tokens it keeps exact or evicts is its own

@@ -146,8 +146,11 @@ def test_what_a_card_holds(hybrid: Hybrid) -> None:
     options = SessionOptions(kv="f16")
     whole = on_card(str(hybrid.path), "", options, 16 << 30)
     assert (whole.n_ctx, whole.rows) == (4096, 4096 * (256 + 12))
-    least = MARGIN + whole.weights + whole.states + whole.compute
+    short = on_card(str(hybrid.path), "", SessionOptions(kv="f16", n_ubatch=512), 16 << 30)
+    assert short.compute < whole.compute  # long ubatches take what is left
+    least = MARGIN + short.weights + short.states + short.compute
     part = on_card(str(hybrid.path), "", options, least + 2048 * 300)
     assert 1024 < part.n_ctx < 4096
+    assert part.compute == short.compute
     assert part.states == whole.states
     assert on_card(str(hybrid.path), "", options, MARGIN + 1).n_ctx == 0

@@ -139,6 +139,32 @@ def test_what_is_forecast_is_allocated(master: str, options: dict[str, Any]) -> 
         assert ("fit: -c" in llama.fit.said) == ("auto" in options.values())
 
 
+@pytest.mark.parametrize("kv_budget", ["14%", "auto"])
+def test_a_plan_is_bought_once(
+    master: str, free: Any, monkeypatch: pytest.MonkeyPatch, kv_budget: str
+) -> None:
+    """Whatever contexts are tried, and whoever opens the file then."""
+    from latentkv import Llama
+    from latentkv.plan import master as plans
+
+    bought: list[tuple[int, ...]] = []
+
+    def buying(groups: Any, rooms: Any, *rest: Any) -> Any:
+        bought.append(tuple(rooms.values()))
+        return allocate(groups, rooms, *rest)
+
+    allocate = plans.allocate_beside
+    monkeypatch.setattr(plans, "allocate_beside", buying)
+    free(forecast(master, 2048, {"kv_budget": "14%"}))
+    bought.clear()
+    plans._bought.cache_clear()
+    for _ in range(2):
+        with Llama(master, n_ctx="auto", kv_budget=kv_budget, n_threads=1) as llama:
+            assert llama.n_ctx() >= 1024
+    assert len(bought) == len(set(bought))
+    assert len(bought) == 1 or kv_budget == "auto"
+
+
 @pytest.mark.parametrize("n_ctx", [4096, "auto"])
 def test_layers_that_fit_on_the_gpu(master: str, free: Any, monkeypatch: Any, n_ctx: int | str) -> None:
     from latentkv import _core

@@ -201,9 +201,11 @@ void warn_of_window(const CacheSpec& spec, const KvCacheOptions& cache, std::vec
 // Whether what the plan takes is free on its GPUs, and as much as is left alone.
 bool has_room(const Model& model, const SessionPlan& plan, const FreeOnGpu& free) {
     const Forecast found = forecast(model, plan);
+    const auto to_come = model.describe_only() ? model.resident_bytes() : std::vector<size_t>(model.runs().size(), 0);
     std::map<int, size_t> needed;
     for (size_t i = 0; i < model.runs().size(); i++) {
-        if (model.runs()[i].on_gpu()) needed[model.runs()[i].gpu] += found.cache.runs[i] + found.compute[i];
+        const size_t bytes = to_come[i] + found.cache.runs[i] + found.compute[i];
+        if (model.runs()[i].on_gpu()) needed[model.runs()[i].gpu] += bytes;
     }
     return std::all_of(needed.begin(), needed.end(),
                        [&](const auto& of) { return of.second + found.cache.cells + left_alone <= free(of.first); });

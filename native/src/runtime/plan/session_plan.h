@@ -21,7 +21,7 @@ struct SessionPlan {
     std::vector<std::string> warnings;  // where it differs from what the file is made for
 };
 
-// Bytes that a GPU has for caches and graphs, beside the model's weights.
+// Bytes of a GPU; where the model is one to be described only, its weights are to come.
 using FreeOnGpu = std::function<size_t(int gpu)>;
 
 // free: where memory decides something; none given: there is enough.
