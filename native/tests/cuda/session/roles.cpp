@@ -16,11 +16,13 @@ namespace {
 
 // Every layer with rows of its own says which nodes lead where, in the order in which they are drawn, and up to eight tokens' K, V and
 // queries need nothing of one another.
-void roles_of(const std::string& path) {
+void roles_of(const std::string& path, const char* evict) {
     const auto model = std::make_shared<lkv::Model>(path, lkv::ModelOptions{.gpu = on_gpu(99)});
     const lkv::HParams& h = model->hparams();
     lkv::SessionOptions options;
     options.n_ctx = 256;
+    options.evict = evict;
+    if (!options.evict.empty()) options.keep_tokens = "100";
     const lkv::SessionPlan plan = lkv::resolve(*model, options);
     lkv::KvCache cache(h, model->cache_spec(), plan.cache, false);
     const auto rotates = [&](bool values) { return plan.kv_rotate && lkv::rotates_full(*model, cache, values); };
@@ -59,9 +61,11 @@ void roles_of(const std::string& path) {
 }  // namespace
 
 int roles(Arguments arguments) {
-    for (const char* const path : arguments) roles_of(path);
-    for (const Shape& shape : shapes) {
-        if (arguments.empty()) roles_of(File(shape, 7).path());
+    for (const char* const path : arguments) roles_of(path, "");
+    if (arguments.empty()) {
+        for (const Shape& shape : shapes) roles_of(File(shape, 7).path(), "");
+        for (const size_t shape : {4, 16, 22, 33}) roles_of(File(shapes[shape], 7).path(), "h2o");
+        roles_of(File(first_mla(), 7).path(), "h2o");
     }
     return report("gpu_roles");
 }
