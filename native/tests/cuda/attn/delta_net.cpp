@@ -54,8 +54,7 @@ struct DeltaNetResult {
 double silu_of(double x) { return x / (1.0 + std::exp(-x)); }
 
 // One head of one sequence.
-void delta_net_head(const DeltaNetCase& of, const DeltaNetNumbers& x, int s, int v_head,
-                           DeltaNetResult& result) {
+void delta_net_head(const DeltaNetCase& of, const DeltaNetNumbers& x, int s, int v_head, DeltaNetResult& result) {
     const int hd = of.head_dim;
     const int of_k = of.n_v / of.n_k;
     const int k_head = of.grouped ? v_head / of_k : v_head % of.n_k;
