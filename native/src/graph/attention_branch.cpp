@@ -114,8 +114,7 @@ AttentionBranch::Reads AttentionBranch::read_exact(ggml_tensor* q, const Rows& r
     return {node, queries, store_rows(ctx_, node, std::nullopt, projections_.exact_rows(*rows.latents, heads, il))};
 }
 
-// [head_dim, n_head, n_tokens]; under eviction masses are added to the layer's.
-ggml_tensor* AttentionBranch::attended(const Reads& reads, int il) {
+AttentionBranch::Attended AttentionBranch::attended(const Reads& reads, int il) {
     const GraphShape& shape = from_.shape;
     const bool evicts = from_.exact == nullptr && from_.cache.placement().evicts(il);
     ggml_tensor* out = nullptr;
@@ -129,10 +128,8 @@ ggml_tensor* AttentionBranch::attended(const Reads& reads, int il) {
                                     reference_inputs(from_, graph_, h_.rows_of(il)), reads.q, reads.stored,
                                     evicts ? &masses : nullptr);
     }
-    if (evicts) {
-        ggml_build_forward_expand(graph_.nodes, shape.on_gpu ? masses : store_masses(ctx_, reads.node, masses));
-    }
-    return out;
+    if (evicts && !shape.on_gpu) masses = store_masses(ctx_, reads.node, masses);
+    return {out, masses};
 }
 
 // x [head_dim, n_head, n_tokens] times the gate of each number, or of each head.
@@ -183,13 +180,14 @@ ggml_tensor* AttentionBranch::build(ggml_tensor* x, int il) {
     const bool noted = is_own && from_.shape.on_gpu && from_.shape.fused && from_.exact == nullptr;
     LayerRoles roles = noted ? draw_rows(x, heads, rows, reads.stored) : LayerRoles{};
     drawn({reads.stored});
-    ggml_tensor* const out = attended(reads, il);
+    const Attended by = attended(reads, il);
     const bool is_read = il != h_.n_layer - 1 || from_.shape.n_outputs > 0;
     if (noted && is_read) {
-        draw_attention(roles, reads, out);
+        draw_attention(roles, reads, by.out);
         graph_.roles.layers.push_back(roles);
     }
-    return output(out, heads.gate, route, il);
+    drawn({by.masses});  // which on a GPU follow from what attention leaves
+    return output(by.out, heads.gate, route, il);
 }
 
 int AttentionBranch::drawn(std::initializer_list<ggml_tensor*> tensors) const {

@@ -46,6 +46,11 @@ private:
         ggml_tensor* stored;
     };
 
+    struct Attended {
+        ggml_tensor* out;     // [head_dim, n_head, n_tokens]
+        ggml_tensor* masses;  // to be drawn behind it: under eviction, what is added to the layer's; else null
+    };
+
     // The full rows of exact windows and the rows of the middle, each if a token of the batch goes there.
     struct Rows {
         std::optional<BatchRows> full;
@@ -54,7 +59,7 @@ private:
 
     Reads read_cache(ggml_tensor* q, const Rows& rows, const Route& route, int il);
     Reads read_exact(ggml_tensor* q, const Rows& rows, const Heads& heads, const Route& route, int il);
-    ggml_tensor* attended(const Reads& reads, int il);
+    Attended attended(const Reads& reads, int il);
     // Draws these and what leads to them; returns the number of the node that comes next.
     int drawn(std::initializer_list<ggml_tensor*> tensors) const;
     // Draws what leads to K's rows, to V's and their store, a branch after the other, and notes where each is; then the queries, and `out`.

@@ -72,8 +72,9 @@ public:
     cuda::Plan args;
     bool keeps_parts = false;  // memory for maxima and sums even where results are all
 
-    // apart: tokens may read the slots of their own sequences alone
-    explicit DeviceCase(const LatentAttnParams& p, const cuda::Device& device = device_limits(), bool apart = false) {
+    // apart: tokens may read the slots of their own sequences alone. beside: multiprocessors that another kernel takes
+    explicit DeviceCase(const LatentAttnParams& p, const cuda::Device& device = device_limits(), bool apart = false,
+                        int beside = 0) {
         cuda::FindStepsArgs find{};
         int capacity = 0;
         for (int r = 0; r < p.n_regions; r++) {
@@ -88,7 +89,7 @@ public:
             find.steps = keep(std::vector<int32_t>(n * static_cast<size_t>(find.capacity), -1));
             problem.own = {nullptr, find.ends, find.steps, find.capacity};
         }
-        args = cuda::plan_attention({p, capacity, device}, problem);
+        args = cuda::plan_attention({p, capacity, device, beside}, problem);
         args.q = keep(p.q, static_cast<size_t>(p.n_tokens) * static_cast<size_t>(p.n_head * p.q_width));
         args.q_pos = keep(p.q_pos, static_cast<size_t>(p.n_tokens));
         args.q_seq = keep(p.q_seq, static_cast<size_t>(p.n_tokens));

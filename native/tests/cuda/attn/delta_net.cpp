@@ -1,16 +1,14 @@
-// Delta nets of a few tokens, against the same in double.
-#pragma once
+// Delta nets of a few tokens, against the same in double: ops/cuda/recurrent.
+#include "ops/cuda/recurrent/delta_net.h"
 
 #include <cmath>
 #include <random>
-#include <string>
-#include <vector>
 
-#include "check.h"
-#include "cuda/cuda_case.h"
-#include "ops/cuda/recurrent/delta_net.h"
+#include "cuda/attn/cases.h"
 
 namespace lkv::test {
+
+namespace {
 
 struct DeltaNetCase {
     int head_dim, n_k, n_v, d_conv, n_seqs, n_each, n_states;
@@ -53,11 +51,10 @@ struct DeltaNetResult {
     std::vector<double> out, conv, matrices;
 };
 
-inline double silu_of(double x) { return x / (1.0 + std::exp(-x)); }
+double silu_of(double x) { return x / (1.0 + std::exp(-x)); }
 
 // One head of one sequence.
-inline void delta_net_head(const DeltaNetCase& of, const DeltaNetNumbers& x, int s, int v_head,
-                           DeltaNetResult& result) {
+void delta_net_head(const DeltaNetCase& of, const DeltaNetNumbers& x, int s, int v_head, DeltaNetResult& result) {
     const int hd = of.head_dim;
     const int of_k = of.n_v / of.n_k;
     const int k_head = of.grouped ? v_head / of_k : v_head % of.n_k;
@@ -124,7 +121,7 @@ inline void delta_net_head(const DeltaNetCase& of, const DeltaNetNumbers& x, int
     }
 }
 
-inline void delta_nets() {
+void delta_nets() {
     for (const DeltaNetCase& of :
          {DeltaNetCase{128, 2, 6, 4, 1, 1, 1, false}, DeltaNetCase{128, 2, 4, 4, 2, 3, 2, true},
           DeltaNetCase{64, 3, 3, 3, 3, 1, 1, false}, DeltaNetCase{64, 1, 4, 2, 1, 8, 8, true},
@@ -146,7 +143,7 @@ inline void delta_nets() {
         const DeviceBuffer qkv(x.qkv), gate(x.gate), beta(x.beta), alpha(x.alpha), kernels(x.kernels), decay(x.decay),
             decay_bias(x.decay_bias), norm(x.norm), conv(x.conv), matrices(x.matrices), read(from), written(to),
             out(static_cast<size_t>(n_out) * sizeof(float));
-        lkv::cuda::DeltaNetArgs args{};
+        cuda::DeltaNetArgs args{};
         args.qkv = qkv.as<float>();
         args.gate = gate.as<float>();
         args.beta = beta.as<float>();
@@ -173,7 +170,7 @@ inline void delta_nets() {
         args.n_states = of.n_states;
         args.grouped = of.grouped ? 1 : 0;
         args.norm_eps = 1e-6F;
-        cuda_check(lkv::cuda::delta_net(args, nullptr), "delta_net");
+        cuda_check(cuda::delta_net(args, nullptr), "delta_net");
         cuda_check(cudaDeviceSynchronize(), "a delta net");
         const std::string name =
             "a delta net of " + std::to_string(of.n_v) + " heads of " + std::to_string(of.head_dim);
@@ -182,5 +179,9 @@ inline void delta_nets() {
         CHECK_MSG(relative_error(conv.download<float>(), want.conv) < 1e-6, name + ": its inputs");
     }
 }
+
+}  // namespace
+
+Cases delta_net_cases() { return {{"delta_nets", delta_nets}}; }
 
 }  // namespace lkv::test

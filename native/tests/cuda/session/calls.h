@@ -1,0 +1,33 @@
+// The same calls of sessions on a GPU and on the CPU.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "cuda/session/file.h"
+#include "cuda/session/options.h"
+#include "runtime/session.h"
+
+namespace lkv::test {
+
+int n_gpus();
+
+// So many of the last layers on one GPU.
+lkv::GpuOptions on_gpu(int n_gpu_layers, int gpu = 0);
+std::shared_ptr<const lkv::Model> open(const File& file, const lkv::GpuOptions& gpu);
+
+// Slots of the layers with a window.
+int ring_slots(const File& file, const lkv::SessionOptions& options);
+
+// Logits of each call's last token, and of all tokens of steps of all sequences. steps: tokens one by one, at the end
+std::vector<float> decode(const File& file, const lkv::SessionOptions& options, const lkv::GpuOptions& gpu, int prompt,
+                          int steps = 0);
+
+// The share of the formats' error that GPU and CPU may differ by. ggml-cuda multiplies f32 in TF32; where products are f32 (the emulated GPU),
+// a third of it is enough.
+inline double share_of_formats = 0.6;
+
+// Whether the combination is a legal one.
+bool compare(const File& file, const Combination& c, int n_gpu_layers = 99);
+
+}  // namespace lkv::test
