@@ -21,6 +21,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
@@ -346,13 +347,19 @@ def main() -> int:
         done = subprocess.run(words, capture_output=True, text=True, env=os.environ | ONE_THREAD)
         return done.stderr.strip()[-500:] if done.returncode else json.loads(done.stdout.splitlines()[-1])
 
+    begin = time.monotonic()
     with futures.ThreadPoolExecutor(args.jobs) as pool:
-        for at, result in zip(wanted, pool.map(run, wanted), strict=True):
-            if isinstance(result, str):
-                failed += 1
-                print(f"{KINDS[at].model} {KINDS[at].name}: {result}", file=sys.stderr, flush=True)
-            else:
+        running = {pool.submit(run, at): at for at in wanted}
+        for done in futures.as_completed(running):
+            at, result = running[done], done.result()
+            failed += isinstance(result, str)
+            if not isinstance(result, str):
                 results[at] = result
+                result = f"at most {max(kld for cell in result['cells'].values() for kld, _ in cell):.1e}"
+            seconds = time.monotonic() - begin
+            print(
+                f"{seconds:.0f} s, {KINDS[at].model} {KINDS[at].name}: {result}", file=sys.stderr, flush=True
+            )
     rows = judged([results[at] for at in sorted(results)])
     lines = table(rows, args.sequences)
     columns = [Column("model", "model"), Column("kind", "kind")]
