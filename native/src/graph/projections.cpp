@@ -212,6 +212,7 @@ Heads Projections::mla_heads(ggml_tensor* x, const LayerWeights& layer, const La
     ggml_tensor* latent = with_bias(normed(cut(row, sizes.kv_rank, 0), w.kv_a_norm), layer.attn_v_e_bias);
     if (spec.v_path == VPath::latent) {  // of all tokens in one product
         latent = product(ggml_reshape_2d(ctx_, latent, sizes.kv_rank, n_tokens), layer.attn_v_e);
+        roles_.products.push_back({nullptr, latent, nullptr});
         latent = ggml_reshape_3d(ctx_, latent, latent->ne[0], 1, n_tokens);
     }
     Heads found;
