@@ -176,10 +176,9 @@ ggml_tensor* AttentionBranch::build(ggml_tensor* x, int il) {
         rows.latents = projections_.latent_rows(x, heads, weights_of(il), spec);
     }
     const Reads reads = from_.exact != nullptr ? read_exact(q, rows, heads, route, il) : read_cache(q, rows, route, il);
-    // rows are written even where no output follows
     const bool noted = is_own && from_.shape.on_gpu && from_.shape.fused && from_.exact == nullptr;
-    LayerRoles roles = noted ? draw_rows(x, heads, rows, reads.stored) : LayerRoles{};
-    drawn({reads.stored});
+    LayerRoles roles = noted ? draw_rows(x, heads, rows) : LayerRoles{};
+    drawn({reads.stored});  // rows are written even where no output follows
     const Attended by = attended(reads, il);
     const bool is_read = il != h_.n_layer - 1 || from_.shape.n_outputs > 0;
     if (noted && is_read) {
@@ -197,7 +196,7 @@ int AttentionBranch::drawn(std::initializer_list<ggml_tensor*> tensors) const {
     return ggml_graph_n_nodes(graph_.nodes);
 }
 
-LayerRoles AttentionBranch::draw_rows(ggml_tensor* x, const Heads& heads, const Rows& rows, ggml_tensor* stored) const {
+LayerRoles AttentionBranch::draw_rows(ggml_tensor* x, const Heads& heads, const Rows& rows) const {
     const auto k_of = [](const std::optional<BatchRows>& of) { return of && of->k != of->v ? of->k : nullptr; };
     const auto v_of = [](const std::optional<BatchRows>& of) { return of ? of->v : nullptr; };
     const std::vector<LayerRoles>& before = graph_.roles.layers;
@@ -211,7 +210,6 @@ LayerRoles AttentionBranch::draw_rows(ggml_tensor* x, const Heads& heads, const 
     roles.k = drawn({x, heads.shared});
     roles.v = drawn({k_of(rows.full), k_of(rows.latents)});
     roles.store = drawn({v_of(rows.full), v_of(rows.latents)});
-    drawn({stored});
     return roles;
 }
 

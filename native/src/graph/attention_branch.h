@@ -62,8 +62,8 @@ private:
     Attended attended(const Reads& reads, int il);
     // Draws these and what leads to them; returns the number of the node that comes next.
     int drawn(std::initializer_list<ggml_tensor*> tensors) const;
-    // Draws what leads to K's rows, to V's and their store, a branch after the other, and notes where each is; then the queries, and `out`.
-    LayerRoles draw_rows(ggml_tensor* x, const Heads& heads, const Rows& rows, ggml_tensor* stored) const;
+    // Draws what leads to K's rows and then to V's, and notes where each is and the store comes; after the store the queries, and `out`.
+    LayerRoles draw_rows(ggml_tensor* x, const Heads& heads, const Rows& rows) const;
     void draw_attention(LayerRoles& roles, const Reads& reads, ggml_tensor* out) const;
     ggml_tensor* gated(ggml_tensor* x, ggml_tensor* gate) const;
     ggml_tensor* output(ggml_tensor* attended, ggml_tensor* gate, const Route& route, int il) const;

@@ -1,7 +1,5 @@
 #include "graph/projections.h"
 
-#include "graph/encode.h"
-
 namespace lkv {
 namespace {
 
@@ -29,12 +27,11 @@ ggml_tensor* Projections::tempered(ggml_tensor* q) const {
 ggml_tensor* Projections::project(ggml_tensor* q, const LayerWeights& layer) const {
     // heads of one KV head share its E_q; a GPU reads them where they are
     ops_.kept(q);
-    return ops_.held(
-        heads_product(ctx_, layer.attn_q_e, q, [this](ggml_tensor* t) { return ops_.held(t); }, roles_.products));
+    return ops_.held(heads_product(ctx_, layer.attn_q_e, q, held(), roles_.products));
 }
 
 ggml_tensor* Projections::encode(ggml_tensor* x, ggml_tensor* e, const TensorSpec& spec) const {
-    return lkv::encode(ctx_, e, x, spec, [this](ggml_tensor* t) { return ops_.held(t); }, roles_.products);
+    return lkv::encode(ctx_, e, x, spec, held(), roles_.products);
 }
 
 Heads Projections::packed(ggml_tensor* x, const LayerWeights& layer, const HeadShape& shape) const {
@@ -199,7 +196,7 @@ Heads Projections::mla_heads(ggml_tensor* x, const LayerWeights& layer, const La
     const MlaWeights& w = layer.mla;
     const MlaSizes& sizes = h_.mla;
     const int64_t n_tokens = x->ne[1];
-    const auto held = [this](ggml_tensor* made) { return ops_.held(made); };
+    const Held held = this->held();
     const auto product = [&](ggml_tensor* of, ggml_tensor* weight) { return held(ops_.linear(of, weight, nullptr)); };
     const auto normed = [&](ggml_tensor* of, ggml_tensor* weight) { return held(ops_.norm(of, weight, nullptr)); };
     // channels `first` and on of every vector of `of`, as many as n

@@ -2,9 +2,9 @@
 #pragma once
 
 #include "graph/constants.h"
+#include "graph/encode.h"
 #include "graph/ggml_entry.h"
 #include "graph/layer_ops.h"
-#include "graph/step/roles.h"
 #include "model/model.h"
 
 namespace lkv {
@@ -54,6 +54,9 @@ public:
     BatchRows exact_rows(const BatchRows& latents, const Heads& heads, int il) const;
 
 private:
+    Held held() const {
+        return [this](ggml_tensor* x) { return ops_.held(x); };
+    }
     // V's rows times the Hadamard matrix.
     ggml_tensor* rotated_values(ggml_tensor* v, const LayerCacheSpec& spec) const;
     Heads packed(ggml_tensor* x, const LayerWeights& layer, const HeadShape& shape) const;

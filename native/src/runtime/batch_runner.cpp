@@ -121,13 +121,13 @@ void BatchRunner::prepare(PipelineStage& stage, GraphShape shape, const ExactRow
 void BatchRunner::run(const Ubatch& ubatch, const EqualRuns& runs, int n_ahead, float* rows) {
     batch_.pos.assign(ubatch.pos.begin(), ubatch.pos.end());
     batch_.seq.assign(ubatch.seq.begin(), ubatch.seq.end());
-    batch_.own_rows = cache().options().ubatches.comes_settled(ubatch.tokens.size());
+    batch_.own_rows = cache_->options().ubatches.comes_settled(ubatch.tokens.size());
     batch_.slots = cache_->claim({ubatch.pos, ubatch.seq, batch_.own_rows});
-    batch_.count(cache().placement());
+    batch_.count(cache_->placement());
     step_ = {};
     try {
         if (cache_->states().is_used()) claim_states(ubatch.seq, runs, n_ahead);
-        GraphShape shape = graph_shape(ubatch, cache());
+        GraphShape shape = graph_shape(ubatch, *cache_);
         shape.n_seqs = runs.n_seqs;
         shape.n_states = step_.n_states();
         compute(ubatch, shape, rows);
@@ -138,7 +138,7 @@ void BatchRunner::run(const Ubatch& ubatch, const EqualRuns& runs, int n_ahead, 
         throw;
     }
     if (cache_->states().is_used()) commit_states(ubatch.pos, runs);
-    if (cache().placement().eviction() != nullptr && stages_.front().on_gpu()) {
+    if (cache_->placement().eviction() != nullptr && stages_.front().on_gpu()) {
         stages_.front().gpu->take_masses(*cache_);
     }
 }
@@ -153,7 +153,7 @@ void BatchRunner::compute(const Ubatch& ubatch, const GraphShape& all, float* ro
     const PipelineStage* before = nullptr;
     for (PipelineStage& stage : stages_) {
         if (before != nullptr) before->hand_to(stage);
-        compute(stage, ubatch, {cache(), batch_});
+        compute(stage, ubatch, {*cache_, batch_});
         before = &stage;
     }
     for (const PipelineStage& stage : stages_) stage.get_result(stage.graph->result, rows);
@@ -180,7 +180,7 @@ void BatchRunner::run_layer(int il, const Ubatch& ubatch, std::span<const SlotRe
     batch_.slots.assign(targets.begin(), targets.end());
     batch_.own_rows = false;
     batch_.k_staged = k_staged;
-    batch_.count(cache().placement());
+    batch_.count(cache_->placement());
     std::vector<SlotRef> slots = std::move(exact.batch.slots);
     exact.batch = batch_;
     exact.batch.slots = std::move(slots);
@@ -241,7 +241,7 @@ void BatchRunner::compute(PipelineStage& stage, const Ubatch& ubatch, const Rows
         fill_reference_inputs(graph, rows);
     }
     if (stage.on_gpu()) {
-        if (&rows.cache != cache_) stage.gpu->begin(cache(), batch_);
+        if (&rows.cache != cache_) stage.gpu->begin(*cache_, batch_);
         stage.gpu->begin(rows.cache, rows.batch);
     }
     stage.compute(backend_.get());

@@ -69,7 +69,6 @@ private:
         const BatchSlots& batch;
     };
 
-    const KvCache& cache() const { return *cache_; }
     void attach_states();
     void claim_states(std::span<const int32_t> seq, const EqualRuns& runs, int n_ahead);
     void commit_states(std::span<const int32_t> pos, const EqualRuns& runs);

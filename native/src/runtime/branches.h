@@ -12,7 +12,7 @@ namespace lkv {
 // A node that only names memory of another.
 bool is_view(const ggml_tensor* node);
 
-// Of a graph allocated for the GPU, the layers where none of the three needs another's results or writes what another reads or writes.
+// Keeps the layers of a graph allocated for the GPU where none of the three needs another's results or writes what another reads or writes.
 std::vector<LayerRoles> concurrent_layers(ggml_cgraph* graph, std::span<const LayerRoles> layers);
 
 }  // namespace lkv

@@ -33,7 +33,7 @@ Route route_of(const GraphSources& from, int il) {
     }
     route.projects = (spec.k_path == KPath::rotated || spec.k_path == KPath::absorbed) && rows.k_path != KPath::full &&
                      route.keys != Route::Keys::expanded;
-    route.rotates_results = shape.on_gpu && shape.fused && shape.concurrent && from.constants.hadamard_v != nullptr &&
+    route.rotates_results = shape.fused && shape.concurrent && from.constants.hadamard_v != nullptr &&
                             spec.k_path == KPath::full && spec.v_path == VPath::full && !spec.is_mla();
     return route;
 }

@@ -2,13 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
 #include <stdexcept>
 
 #include "base/log.h"
 #include "ggml-impl.h"
 #include "ops/cuda/routes.h"
-#include "runtime/branches.h"
 #include "runtime/cuda/own_products.h"
 #include "runtime/gpu.h"
 

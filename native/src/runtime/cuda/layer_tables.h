@@ -3,7 +3,6 @@
 
 #include <compare>
 #include <map>
-#include <set>
 #include <vector>
 
 #include "decoder/rope.h"

@@ -76,7 +76,7 @@ struct Subject {
         plain.name = paths + ", no windows";
     }
     bool is_first_encoded(const char* path) const { return &shape == first_encoded(path); }
-    // Of a legal combination.
+    // The combination has to be a legal one.
     void compare_legal(const Combination& c) const { CHECK_MSG(compare(file, c), c.name + ": not a legal one"); }
 };
 
