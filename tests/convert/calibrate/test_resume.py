@@ -393,7 +393,7 @@ def test_a_killed_process_is_gone_on_with(
         time.sleep(0.005)
     child.send_signal(how)
     _, errors = child.communicate(timeout=60)
-    assert child.returncode == (143 if how == signal.SIGTERM else -how)
+    assert child.returncode == (143 if how == signal.SIGTERM else -how), errors
     assert "Traceback" not in errors
     assert not out.exists()
     done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
