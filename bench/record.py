@@ -64,10 +64,11 @@ def save(
     columns: list[Column],
     rows: list[dict[str, Any]],
     note: str = "",
+    cells: list[dict[str, Any]] | None = None,
     **more: Any,
 ) -> None:
     """Writes the file atomically; `command` is what a reader types in the root to get it again, `more` is
-    kept beside the table."""
+    kept beside the table, and so are `cells`, one a line."""
     result = {
         "command": command,
         "note": note,
@@ -77,7 +78,11 @@ def save(
     } | more
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    text = json.dumps(result, indent=2, ensure_ascii=False)
+    if cells is not None:
+        lines = ",\n".join(f"    {json.dumps(each, ensure_ascii=False)}" for each in cells)
+        text = f'{text[:-2]},\n  "cells": [\n{lines}\n  ]\n}}'
+    partial.write_text(text + "\n", encoding="utf-8")
     partial.replace(path)
 
 

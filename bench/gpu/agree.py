@@ -259,8 +259,13 @@ def allowed(tokens: int, rounding: float, noise: list[float], most: float) -> fl
     return LEAST + OF_ROUNDING * rounding + OF_NOISE * (float(np.mean(noise)) + most / tokens)
 
 
+def rounded(values: list[float]) -> list[float]:
+    """To three digits."""
+    return [float(f"{value:.3g}") for value in values]
+
+
 def judged(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row a cell."""
+    """A row a cell; its lists have a value a depth."""
     rows = []
     for result in results:
         model = result["model"]
@@ -280,11 +285,10 @@ def judged(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
                     "kind": result["kind"],
                     "sequences": n,
                     "piece": piece,
-                    "kld": max(klds),
-                    "by_depth": klds,
-                    "rounding": roundings,
-                    "allowed": most,
-                    "noise": float(np.mean(result["noise"])),
+                    "kld": rounded(klds),
+                    "rounding": rounded(roundings),
+                    "allowed": rounded(most),
+                    "noise": rounded([float(np.mean(result["noise"]))])[0],
                     "ok": all(kld <= limit for kld, limit in zip(klds, most, strict=True)),
                 }
             )
@@ -297,7 +301,7 @@ def table(rows: list[dict[str, Any]], sequences: tuple[int, ...]) -> list[dict[s
     lines = []
     for model, kind in kinds:
         own = [row for row in rows if (row["model"], row["kind"]) == (model, kind)]
-        worst = {str(n): max(row["kld"] for row in own if row["sequences"] == n) for n in sequences}
+        worst = {str(n): max(max(row["kld"]) for row in own if row["sequences"] == n) for n in sequences}
         off = sum(not row["ok"] for row in own)
         lines.append({"model": model, "kind": kind, **worst, "noise": own[0]["noise"], "off": off})
     return lines
