@@ -60,7 +60,7 @@ COLUMNS = [
 ]
 
 
-def requests(n: int) -> list[str]:
+def requests(n: int, chars: int = CONTEXT) -> list[str]:
     found = []
     for i in range(n):
         function = FUNCTIONS[i % len(FUNCTIONS)]
@@ -68,7 +68,7 @@ def requests(n: int) -> list[str]:
         module = inspect.getsource(sys.modules[function.__module__])
         source = textwrap.dedent(inspect.getsource(function))
         found.append(
-            f"A module:\n\n```python\n{module[:CONTEXT]}\n```\n\n"
+            f"A module:\n\n```python\n{module[:chars]}\n```\n\n"
             f"One of its functions:\n\n```python\n{source}```\n\n"
             f"{edit} Answer with the whole function in one code block, and change nothing else."
         )

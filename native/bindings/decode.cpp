@@ -85,7 +85,7 @@ private:
 py::array_t<float> decode(PySession& self, const std::vector<int32_t>& tokens,
                           const std::optional<std::vector<int32_t>>& pos,
                           const std::optional<std::vector<int32_t>>& seq, const py::object& output,
-                          const py::object& take, int n_ahead, bool states) {
+                          const py::object& take, const std::vector<bool>& guessed, bool states) {
     const size_t n = tokens.size();
     std::vector<int32_t> sequences = seq.value_or(std::vector<int32_t>(n, 0));
     if (sequences.size() != n || (pos && pos->size() != n)) {
@@ -104,6 +104,7 @@ py::array_t<float> decode(PySession& self, const std::vector<int32_t>& tokens,
         }
     }
     const std::vector<uint8_t> mask = output_mask(output, n);
+    const std::vector<uint8_t> guesses(guessed.begin(), guessed.end());
     const lkv::HParams& h = self.session.model().hparams();
     const auto width = static_cast<py::ssize_t>(states ? h.n_embd : h.n_vocab);
     const bool in_parts = !take.is_none();
@@ -135,7 +136,7 @@ py::array_t<float> decode(PySession& self, const std::vector<int32_t>& tokens,
             }
         };
         try {
-            self.session.decode(tokens, positions, sequences, mask, room, between, n_ahead,
+            self.session.decode(tokens, positions, sequences, mask, room, between, guesses,
                                 states ? lkv::Result::states : lkv::Result::logits, std::ref(stop));
         } catch (const lkv::Error&) {
             stop.raise();

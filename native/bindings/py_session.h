@@ -24,4 +24,4 @@ struct PySession {
 pybind11::array_t<float> decode(PySession& self, const std::vector<int32_t>& tokens,
                                 const std::optional<std::vector<int32_t>>& pos,
                                 const std::optional<std::vector<int32_t>>& seq, const pybind11::object& output,
-                                const pybind11::object& take, int n_ahead, bool states);
+                                const pybind11::object& take, const std::vector<bool>& guessed, bool states);

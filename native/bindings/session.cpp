@@ -62,7 +62,7 @@ void bind_session(py::module_& module) {
                                })
         .def("decode", &decode, py::arg("tokens"), py::kw_only(), py::arg("pos") = py::none(),
              py::arg("seq") = py::none(), py::arg("output") = "last", py::arg("take") = py::none(),
-             py::arg("n_ahead") = 0, py::arg("states") = false)
+             py::arg("guessed") = std::vector<bool>{}, py::arg("states") = false)
         .def("interrupt", [](PySession& s) { s.interrupted = true; })
         // In a child of fork(): the parent's other thread was in the middle of a call, so that not even freeing it is safe.
         .def("leave", [](PySession& s) { s.left = true; })

@@ -123,8 +123,8 @@ lkv::KvCache cache_of(const Kind& kind, int n_ctx) {
     return {hparams, spec, options};
 }
 
-// One ubatch as a session runs it: n tokens of each sequence, the last n_ahead of which may be taken back.
-void step(lkv::KvCache& cache, int n_sequences, int n, int n_ahead = 0) {
+// One ubatch as a session runs it: n tokens of each sequence, the last n_guesses of which may be taken back.
+void step(lkv::KvCache& cache, int n_sequences, int n, int n_guesses = 0) {
     lkv::Placement& placement = cache.placement();
     std::vector<int32_t> pos;
     std::vector<int32_t> seq;
@@ -136,7 +136,9 @@ void step(lkv::KvCache& cache, int n_sequences, int n, int n_ahead = 0) {
         }
     }
     cache.claim({pos, seq, false});
-    cache.demote(n_ahead);
+    lkv::Guesses guesses{};
+    std::fill_n(guesses.begin(), n_sequences, n_guesses);
+    cache.demote(guesses);
 }
 
 struct Cost {

@@ -232,7 +232,7 @@ class Session:
         seq: Sequence[int] | None = None,
         output: str | Sequence[bool] = "last",
         take: Callable[[NDArray[np.float32]], object] | None = None,
-        n_ahead: int = 0,
+        guessed: Sequence[bool] = (),
         states: bool = False,
     ) -> NDArray[np.float32]:
         """Runs tokens through model and cache, in ubatches. Returns logits [n_outputs, n_vocab] float32.
@@ -241,8 +241,8 @@ class Session:
         output "last" (of the batch), "all", "none" or one bool per token.
         take: is called with the logits [n, n_vocab] of each ubatch that has some, in place of returning them.
         states: hidden states behind the last norm, [n_outputs, n_embd], in place of logits.
-        n_ahead: so many of the last tokens, of one sequence, are guesses that seq_rm may take back: no token
-        leaves the recent window on their account.
+        guessed: flags, one a token or none; the last tokens of sequences may be guesses that seq_rm may take
+        back: no token leaves the recent window on their account.
         Raises Error when the cache is full, before anything runs (require_room)."""
     def interrupt(self) -> None:
         """Async-signal-safe: the running decode() raises KeyboardInterrupt. Of the ubatch that a CPU computes

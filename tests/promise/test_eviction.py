@@ -259,4 +259,4 @@ def test_guesses_are_refused(plain: Any) -> None:
     with pytest.raises(
         ValueError, match=r"\[decode\] expected no guesses under eviction, .*; got 2; leave out"
     ):
-        evicting(plain, "h2o").decode([1, 2, 3], n_ahead=2)
+        evicting(plain, "h2o").decode([1, 2, 3], guessed=[False, True, True])

@@ -23,7 +23,8 @@ def scheduler(model: Any, n_seq: int, n_ctx: int = 1024, **options: Any) -> Sche
 
 
 def asked(model: Any, text: str, limit: int = 12, **options: Any) -> Ticket:
-    return Ticket(Request(model.tokenize(text.encode()), GREEDY, limit, **{"ignore_eos": True} | options))
+    given = {"sampling": GREEDY, "ignore_eos": True} | options
+    return Ticket(Request(model.tokenize(text.encode()), max_tokens=limit, **given))
 
 
 def run(scheduler: Scheduler, *tickets: Ticket) -> list[str]:

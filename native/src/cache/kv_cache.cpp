@@ -155,7 +155,7 @@ std::vector<SlotRef> KvCache::claim(const NewTokens& tokens) {
     if (placement_.takes_blocks()) {
         // guesses that were taken push tokens out late
         const Cells& recent = placement_.cells(placement_.recent());
-        if (static_cast<size_t>(recent.n_free()) < tokens.size()) demote_recent(0);
+        if (static_cast<size_t>(recent.n_free()) < tokens.size()) demote_recent({});
         free_blocks(placement_.n_blocks(tokens));
     }
     return placement_.claim(tokens);
@@ -168,8 +168,8 @@ void KvCache::free_blocks(int n) {
     placement_.merge(moves);
 }
 
-void KvCache::demote_recent(int n_ahead) {
-    const Placement::Leaving due = placement_.due(n_ahead);
+void KvCache::demote_recent(const Guesses& guesses) {
+    const Placement::Leaving due = placement_.due(guesses);
     if (due.empty()) return;
     if (placement_.takes_blocks()) free_blocks(placement_.n_blocks(due));
     const std::vector<RowMove> moves = placement_.demote(due);

@@ -96,12 +96,12 @@ public:
     // Brings broken blocks together until so many are free, or no more can be.
     void free_blocks(int n);
     // After a ubatch: moves what is no longer recent to middle, in every layer (Placement::demote).
-    void demote(int n_ahead = 0) {
-        if (placement_.recent() >= 0) demote_recent(n_ahead);
+    void demote(const Guesses& guesses = {}) {
+        if (placement_.recent() >= 0) demote_recent(guesses);
     }
 
 private:
-    void demote_recent(int n_ahead);
+    void demote_recent(const Guesses& guesses);
     Placement make_placement(const HParams& hparams);
     bool can_end_at(int seq, const Positions& removed, int32_t& end) const;
     void add_eviction(Placement& placement, const std::vector<bool>& in_ring) const;

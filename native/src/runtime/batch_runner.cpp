@@ -118,7 +118,7 @@ void BatchRunner::prepare(PipelineStage& stage, GraphShape shape, const ExactRow
     if (stage.on_gpu()) stage.gpu->prepare(*stage.graph);
 }
 
-void BatchRunner::run(const Ubatch& ubatch, const EqualRuns& runs, int n_ahead, float* rows) {
+void BatchRunner::run(const Ubatch& ubatch, const EqualRuns& runs, int n_guesses, float* rows) {
     batch_.pos.assign(ubatch.pos.begin(), ubatch.pos.end());
     batch_.seq.assign(ubatch.seq.begin(), ubatch.seq.end());
     batch_.own_rows = cache_->options().ubatches.comes_settled(ubatch.tokens.size());
@@ -126,7 +126,7 @@ void BatchRunner::run(const Ubatch& ubatch, const EqualRuns& runs, int n_ahead, 
     batch_.count(cache_->placement());
     step_ = {};
     try {
-        if (cache_->states().is_used()) claim_states(ubatch.seq, runs, n_ahead);
+        if (cache_->states().is_used()) claim_states(ubatch.seq, runs, n_guesses);
         GraphShape shape = graph_shape(ubatch, *cache_);
         shape.n_seqs = runs.n_seqs;
         shape.n_states = step_.n_states();

@@ -45,8 +45,8 @@ public:
     // Whether full rows of K (bit 0) and V (bit 1) are rotated.
     unsigned rotated() const;
 
-    // Rows go to the cache, results to `rows`. n_ahead: the last tokens, which may be removed again. What fails leaves nothing there.
-    void run(const Ubatch& ubatch, const EqualRuns& runs, int n_ahead, float* rows);
+    // Rows go to the cache, results to `rows`. n_guesses: the last tokens of a sequence, which may be removed again. What fails leaves nothing there.
+    void run(const Ubatch& ubatch, const EqualRuns& runs, int n_guesses, float* rows);
     // After it: copies of its sequences' recurrent states where they may be wanted again.
     void keep_snapshots(const EqualRuns& ubatch);
 
@@ -70,7 +70,7 @@ private:
     };
 
     void attach_states();
-    void claim_states(std::span<const int32_t> seq, const EqualRuns& runs, int n_ahead);
+    void claim_states(std::span<const int32_t> seq, const EqualRuns& runs, int n_guesses);
     void commit_states(std::span<const int32_t> pos, const EqualRuns& runs);
     GraphShape graph_shape(const Ubatch& ubatch, const KvCache& rows) const;  // of all layers, on the CPU
     void prepare(PipelineStage& stage, GraphShape shape, const ExactRows* exact = nullptr);

@@ -35,4 +35,14 @@ EqualRuns first_equal_runs(std::span<const int32_t> seq, std::span<const uint8_t
     return runs;
 }
 
+int guesses_of_runs(std::span<const uint8_t> guessed, const EqualRuns& runs) {
+    ptrdiff_t most = 0;
+    for (size_t end = runs.n_each(); end <= guessed.size(); end += runs.n_each()) {
+        const std::span<const uint8_t> run = guessed.subspan(end - runs.n_each(), runs.n_each());
+        const ptrdiff_t n = std::count_if(run.begin(), run.end(), [](uint8_t flag) { return flag != 0; });
+        if (n < std::ssize(run)) most = std::max(most, n);
+    }
+    return static_cast<int>(most);
+}
+
 }  // namespace lkv

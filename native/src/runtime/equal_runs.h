@@ -20,4 +20,7 @@ struct EqualRuns {
 // The first ubatch of these tokens, at most `limit` of them. output: which results are wanted.
 EqualRuns first_equal_runs(std::span<const int32_t> seq, std::span<const uint8_t> output, size_t limit);
 
+// The most guesses (flags, none given: none) that end a run behind one that is none.
+int guesses_of_runs(std::span<const uint8_t> guessed, const EqualRuns& runs);
+
 }  // namespace lkv

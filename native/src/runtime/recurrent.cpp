@@ -26,10 +26,10 @@ void BatchRunner::attach_states() {
     cache_->states().attach(memories);
 }
 
-void BatchRunner::claim_states(std::span<const int32_t> seq, const EqualRuns& runs, int n_ahead) {
+void BatchRunner::claim_states(std::span<const int32_t> seq, const EqualRuns& runs, int n_guesses) {
     std::vector<int32_t> each;
     for (size_t i = 0; i < seq.size(); i += runs.n_each()) each.push_back(seq[i]);
-    step_ = cache_->states().claim(each, n_ahead);
+    step_ = cache_->states().claim(each, n_guesses);
 }
 
 void BatchRunner::commit_states(std::span<const int32_t> pos, const EqualRuns& runs) {

@@ -1,6 +1,7 @@
 #include "runtime/session.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "base/error.h"
@@ -91,38 +92,49 @@ void Session::decode(std::span<const int32_t> tokens, std::span<const int32_t> p
 
 void Session::decode(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
                      std::span<const uint8_t> output, const ResultRoom& room,
-                     const std::function<void()>& between_ubatches, int n_ahead, Result result,
+                     const std::function<void()>& between_ubatches, std::span<const uint8_t> guessed, Result result,
                      const std::function<bool()>& stop) {
     check_batch(tokens, pos, seq);
     const StopBetweenNodes stops(runner_.cpu(), cache_.placement().eviction() == nullptr ? &stop : nullptr);
-    const int n_sure = static_cast<int>(tokens.size()) - n_ahead;
-    if (n_ahead < 0 || n_sure < 0) {
-        fail("decode", "expected 0 to ", tokens.size(), " guesses among as many tokens; got ", n_ahead);
-    }
-    if (n_ahead > 0 && cache_.placement().eviction() != nullptr) {
-        fail("decode", "expected no guesses under eviction, as they count in what goes; got ", n_ahead,
-             "; leave out the draft model or --evict");
-    }
-    if (n_ahead > 0 && std::any_of(seq.begin(), seq.end(), [&](int32_t s) { return s != seq.front(); })) {
-        fail("decode", "expected guesses of one sequence alone; got several sequences");
-    }
+    check_guesses(seq, guessed);
     if (prefill_ == Prefill::lazy && lazy_prefill_.starts(seq)) {
         lazy_prefill_.run({tokens, pos, seq, output, room, between_ubatches, result});
         return;
     }
+    Guesses guesses{};
     for (size_t first = 0, n = 0; first < tokens.size(); first += n) {
         const EqualRuns ubatch = next_ubatch(seq.subspan(first), output.subspan(first));
         n = ubatch.n_tokens;
         const std::vector<int32_t> out_ids = wanted(output.subspan(first, n));
-        // guesses that all are in the last ubatch, after a token that is sure
-        const int own_ahead = first + n == tokens.size() && n > static_cast<size_t>(n_ahead) ? n_ahead : 0;
+        const std::span<const uint8_t> own = guessed.empty() ? guessed : guessed.subspan(first, n);
+        for (size_t i = 0; i < own.size(); i++) guesses[static_cast<size_t>(seq[first + i])] += own[i];
         runner_.run({tokens.subspan(first, n), pos.subspan(first, n), seq.subspan(first, n), out_ids, result}, ubatch,
-                    own_ahead, room(out_ids.size()));
+                    guesses_of_runs(own, ubatch), room(out_ids.size()));
         if (cache_.states().is_used()) runner_.keep_snapshots(ubatch);
-        cache_.demote(std::max(0, static_cast<int>(first + n) - n_sure));
+        cache_.demote(guesses);
         if (between_ubatches) {
             between_ubatches();
         }
+    }
+}
+
+void Session::check_guesses(std::span<const int32_t> seq, std::span<const uint8_t> guessed) const {
+    if (guessed.empty()) return;
+    if (guessed.size() != seq.size()) {
+        fail("decode", "expected ", seq.size(), " flags of guesses, one a token; got ", guessed.size());
+    }
+    Guesses guesses{};
+    for (size_t i = 0; i < seq.size(); i++) {
+        int32_t& n = guesses[static_cast<size_t>(seq[i])];
+        if (guessed[i] == 0 && n > 0) {
+            fail("decode", "expected guesses behind all other tokens of their sequence; got token ", i, " behind ", n);
+        }
+        n += guessed[i];
+    }
+    const int32_t n_guesses = std::accumulate(guesses.begin(), guesses.end(), 0);
+    if (n_guesses > 0 && cache_.placement().eviction() != nullptr) {
+        fail("decode", "expected no guesses under eviction, as they count in what goes; got ", n_guesses,
+             "; leave out the draft model or --evict");
     }
 }
 

@@ -41,14 +41,14 @@ public:
     void decode(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
                 std::span<const uint8_t> output, float* logits, const std::function<void()>& between_ubatches = {});
     // The same for callers without room for all logits: room(n) is asked for [n, n_vocab] floats before each ubatch.
-    // n_ahead: the last n_ahead tokens, of one sequence, are guesses that seq_rm may remove again: no token leaves the recent window
-    // because of them. result: rows are logits, or hidden states [n, n_embd].
+    // guessed: flags, none given: none. A sequence's last tokens may be guesses, which seq_rm may remove again: no token leaves the recent
+    // window because of them. result: rows are logits, or hidden states [n, n_embd].
     // stop: asked on this thread while the CPU computes a ubatch, often; where it says true the call ends with an Error, and of this
     // ubatch nothing stays. Not asked under eviction, whose attention has counted by then. It must not throw.
     void decode(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
                 std::span<const uint8_t> output, const ResultRoom& room,
-                const std::function<void()>& between_ubatches = {}, int n_ahead = 0, Result result = Result::logits,
-                const std::function<bool()>& stop = {});
+                const std::function<void()>& between_ubatches = {}, std::span<const uint8_t> guessed = {},
+                Result result = Result::logits, const std::function<bool()>& stop = {});
 
     const Placement& placement() const { return cache_.placement(); }
     Placement& placement() { return cache_.placement(); }
@@ -78,6 +78,7 @@ private:
     Session(std::shared_ptr<const Model> model, const SessionPlan& plan);
 
     void check_batch(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq) const;
+    void check_guesses(std::span<const int32_t> seq, std::span<const uint8_t> guessed) const;
     EqualRuns next_ubatch(std::span<const int32_t> seq, std::span<const uint8_t> output) const;
 
     std::shared_ptr<const Model> model_;

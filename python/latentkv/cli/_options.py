@@ -333,6 +333,49 @@ def cache_options(args: argparse.Namespace, n_seq_max: int = 1) -> SessionOption
     return SessionOptions.of(given | {"n_ubatch": args.ubatch_size, "n_seq_max": n_seq_max})
 
 
+def add_drafts(group: Any) -> None:
+    """Adds --draft-max and --spec-type; drafts() says what they ask for."""
+    group.add_argument(
+        "--draft-max",
+        "--draft",
+        "--draft-n",
+        "--spec-draft-n-max",
+        dest="draft_max",
+        type=number(ranges.Range(0, 4096)),
+        default=None,
+        metavar="N",
+        help="guess up to N tokens from what the text repeats, and verify them in one step (default, and the "
+        f"most that pay: {_MOST_DRAFTED}; fewer where they do not come true; 0 = none)",
+    )
+    group.add_argument(
+        "--spec-type",
+        type=_spec_type,
+        default="ngram-simple",
+        metavar="TYPE",
+        help="how tokens are guessed: none, or ngram-simple (default) and llama.cpp's other ngram types, all "
+        "of which look them up in the text",
+    )
+
+
+def drafts(args: argparse.Namespace) -> int:
+    """The most tokens that are guessed."""
+    if args.spec_type == "none":
+        if args.draft_max:
+            raise expected("--draft-max", "0 beside --spec-type none", args.draft_max)
+        return 0
+    return _MOST_DRAFTED if args.draft_max is None else min(_MOST_DRAFTED, args.draft_max)
+
+
+_MOST_DRAFTED = 15
+_SPEC_TYPES = ("none", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
+
+
+def _spec_type(given: str) -> str:
+    if unknown := [each for each in given.split(",") if each not in _SPEC_TYPES]:
+        raise argparse.ArgumentTypeError(f"expected {', '.join(_SPEC_TYPES)}; got {unknown[0]}")
+    return "none" if given == "none" else "ngram-simple"
+
+
 def threads(args: argparse.Namespace, count: int) -> dict[str, Any]:
     """A session's options where --threads is `count`."""
     n_threads = max(0, count)

@@ -35,11 +35,13 @@ def main(argv: Sequence[str]) -> int:
     prompt = _one_shot_prompt(args)
     _require_sense(args, prompt)
     system = _read(args.system_file, "-sysf") or args.system
-    template = options.template(args)
+    template, most = options.template(args), options.drafts(args)
     sampling = sampling_options(args)
     from latentkv import Llama
     from latentkv.cli._console import Console
     from latentkv.cli._conversation import Conversation
+    from latentkv.drafts.adaptive import AdaptiveLookup
+    from latentkv.drafts.worth import on_gpu
     from latentkv.sampling.options import SamplingOptions
 
     n_ctx = args.ctx_size
@@ -55,6 +57,8 @@ def main(argv: Sequence[str]) -> int:
         chat_template=template,
         **fit.options,
     )
+    if most and not llama.session.is_recurrent and llama.session.evict == "none":
+        llama.draft_model = AdaptiveLookup(most, on_gpu(llama.session))
     sampling.setdefault("temperature", llama.recommended.get("temperature", SamplingOptions.temperature))
     console = Console(color=_COLOR[args.color], quiet=args.quiet)
     if llama.n_ctx() > llama.model.n_ctx_train:
@@ -195,5 +199,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-q", "--quiet", action="store_true", help="no line of statistics after an answer")
     options.add_cache(parser)
     options.add_compute(parser)
+    options.add_drafts(parser.add_argument_group("guesses"))
     add_sampling(parser)
     return parser

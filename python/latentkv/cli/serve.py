@@ -43,6 +43,7 @@ PARALLEL = 4  # answers at once
 def main(argv: Sequence[str]) -> int:
     args = options.parse(_parser(), argv)
     args.parallel = PARALLEL if args.parallel < 0 else args.parallel
+    options.drafts(args)  # refuses what does not go together
     try:
         import uvicorn
 
@@ -92,6 +93,7 @@ def main(argv: Sequence[str]) -> int:
 def _serving(args: argparse.Namespace) -> Serving:
     from latentkv import _core
     from latentkv.chat.template import template_of
+    from latentkv.engine.drafting import Drafting
     from latentkv.engine.engine import Engine
     from latentkv.engine.reuse import Reuse
     from latentkv.engine.scheduler import Scheduler
@@ -129,6 +131,7 @@ def _serving(args: argparse.Namespace) -> Serving:
         shift=Shift.of(model, args.keep, sink) if args.context_shift else None,
         reuse=Reuse.of(model, session, args.cache_reuse, sink) if args.cache_reuse else None,
         store=_store(args, model, cache, sink),
+        drafting=Drafting.of(session, options.drafts(args)),
     )
     name = args.alias or Path(args.model).name.removesuffix(".gguf")
     told = about(model, session, dict(cache))
@@ -223,6 +226,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_server(parser.add_argument_group("server"))
     options.add_cache(parser)
     options.add_compute(parser)
+    options.add_drafts(parser.add_argument_group("guesses"))
     add_sampling(parser)
     return parser
 

@@ -14,6 +14,8 @@ class Counters:
     cached_tokens: int = 0  # of prompts, found in the cache
     restored_tokens: int = 0  # of those, from the store
     predicted_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0  # of those
     prompt_seconds: float = 0.0
     predicted_seconds: float = 0.0
     steps: int = 0

@@ -23,6 +23,7 @@ from latentkv.console.printable import printable
 from latentkv.engine.admission import Admission
 from latentkv.engine.batch import Batch, Part
 from latentkv.engine.counters import Counters
+from latentkv.engine.drafting import Drafting
 from latentkv.engine.outbox import Outbox
 from latentkv.engine.request import StepError, Ticket, TooLong
 from latentkv.engine.reuse import Reuse
@@ -55,12 +56,14 @@ class Scheduler:
         shift: Shift | None = None,
         store: PrefixStore | None = None,
         reuse: Reuse | None = None,
+        drafting: Drafting | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """n_ctx_seq: tokens that a sequence may have (None: all of the cache).
         shift: what becomes of a sequence that has as many (None: its answer ends).
         store: where sequences go that lose their place (None: they are forgotten).
         reuse: of chunks further on in a sequence (None: what a prompt does not begin with is computed).
+        drafting: what guesses tokens of answers (None: nothing).
         """
         self.model, self.session, self.n_batch = model, session, n_batch
         self.n_ctx_seq = min(n_ctx_seq or session.n_ctx, session.n_ctx)
@@ -68,7 +71,7 @@ class Scheduler:
         self.waiting: deque[Ticket] = deque()
         self.counters = Counters()
         self.outbox = Outbox()
-        self.store = store
+        self.store, self.drafting = store, drafting
         self.sequences = Sequences(session, shift, reuse)
         self.room = Room(self.sequences, store, self.n_ctx_seq, self.counters)
         self.admission = Admission(self.room)
@@ -144,6 +147,7 @@ class Scheduler:
         logits is returned then, and no states."""
         job = batch.parts[0].slot.job
         given: dict[str, Any] = {"seq": batch.seqs, "output": batch.output, "states": batch.embeds}
+        given["guessed"] = batch.guessed
         is_long = self._is_lazy and len(batch.parts) == 1
         if job is None or not is_long or not (job.scores or job.embeds):
             return self.session.decode(batch.tokens, **given)
@@ -177,14 +181,35 @@ class Scheduler:
         return True
 
     def _advance(self, parts: Sequence[Part], logits: NDArray[np.float32]) -> None:
-        """The next token of each, all drawn in one call."""
-        jobs = [part.slot.job for part in parts if part.slot.job is not None]
-        rows = [part.last - 1 for part in parts]
-        for part, job, token in zip(parts, jobs, drawn(jobs, logits, rows), strict=True):
-            try:
-                self._show(part.slot, job.advance(token, logits[part.last - 1]))
-            except Exception as error:
-                self._fail(part.slot, _said(StepError.of(error)))
+        """The next token of each, all drawn in one call; then that behind each guess that came true, and so
+        on. What is drawn is what would be drawn without guesses."""
+        n_true = 0
+        while parts:
+            jobs = [part.slot.job for part in parts if part.slot.job is not None]
+            rows = [part.row + n_true for part in parts]
+            going = []
+            for part, job, row, token in zip(parts, jobs, rows, drawn(jobs, logits, rows), strict=True):
+                try:
+                    self._show(part.slot, job.advance(token, logits[row]))
+                    if self._comes_true(part, job, n_true):
+                        going.append(part)
+                except Exception as error:
+                    self._fail(part.slot, _said(StepError.of(error)))
+            parts, n_true = going, n_true + 1
+
+    def _comes_true(self, part: Part, job: Job, n_true: int) -> bool:
+        """Whether a job has drawn the guess behind the `n_true` first ones, and goes on. Else the cache gives
+        back the guesses that are left."""
+        slot, guesses, timings = part.slot, part.guesses[n_true:], job.ticket.progress.timings
+        if not guesses:
+            return False
+        timings.draft_n += len(guesses) if n_true == 0 else 0
+        if slot.job is not None and job.pending == [guesses[0]]:
+            timings.draft_n_accepted += 1
+            slot.tokens.append(job.pending.pop())
+            return True
+        job.pending = self.sequences.take_back(slot) + job.pending
+        return False
 
     def _show(self, slot: Slot, piece: Piece) -> None:
         assert slot.job is not None
@@ -204,12 +229,21 @@ class Scheduler:
             batch.add(fresh[0], self.session.n_ctx)
             return batch
         if not embeds:
-            for slot in self.running:
-                if slot.has_read:
-                    batch.add(slot, 1)
+            self._write(batch)
         beside = EMBEDDED_CHUNK if embeds else MIXED_CHUNK
         self._read(batch, reading, beside if is_awaited else self._n_step)
         return batch
+
+    def _write(self, batch: Batch) -> None:
+        """Adds the tokens of answers to a batch, and guesses of the next ones."""
+        answers = [slot for slot in self.running if slot.has_read]
+        step = None if self.drafting is None else self.drafting.step(len(answers))
+        for slot in answers:
+            assert slot.job is not None
+            guesses: Sequence[int] = ()
+            if self.drafting is not None and step is not None and len(slot.job.pending) <= MIXED_CHUNK:
+                guesses = self.drafting.guesses(slot.job, step)
+            batch.add(slot, MIXED_CHUNK, guesses)
 
     def _read(self, batch: Batch, reading: Sequence[Slot], room: int) -> None:
         """Adds tokens of prompts to a batch, `room` at most."""
@@ -312,6 +346,10 @@ class Scheduler:
         counters.prompt_seconds += timings.prompt_s
         counters.predicted_tokens += progress.completion_tokens
         counters.predicted_seconds += timings.predicted_s
+        counters.drafted_tokens += timings.draft_n
+        counters.accepted_tokens += timings.draft_n_accepted
+        if self.drafting is not None and not slot.embeds:
+            self.drafting.finish(slot.job)
         counters.longest = max(counters.longest, progress.prompt_tokens + progress.completion_tokens)
         embeds, slot.job = slot.embeds, None
         self.sequences.touch(slot)
@@ -333,7 +371,10 @@ class Scheduler:
             assert job is not None
             known = slot.tokens + job.pending
             self._finish(slot)
-            slot.tokens = known[: self.session.seq_pos_max(slot.seq) + 1]
+            held = self.session.seq_pos_max(slot.seq) + 1
+            slot.tokens = known[:held]
+            if held > len(known):  # guesses
+                self.sequences.take_back(slot)
             job.ticket.fail(error, self.outbox)
 
     def _fail_all(self, batch: Batch, error: Exception) -> None:

@@ -97,6 +97,14 @@ class Sequences:
         else:
             self.forget(slot)
 
+    def take_back(self, slot: Slot) -> list[int]:
+        """The cache without the guesses behind the slot's tokens. Returns those of its tokens that have to be
+        computed once more: recurrent layers may have no state behind them."""
+        held, keep = slot.tokens, self.resumable(slot, len(slot.tokens))
+        again = held[keep:]
+        self.cut(slot, keep)
+        return again if slot.tokens is held else held
+
     def move(self, slot: Slot, moves: Sequence[Move]) -> bool:
         """Moves chunks to their new positions; what stands between them is forgotten. False, and so is all:
         layers with a sliding window have no rows of what comes into sight."""

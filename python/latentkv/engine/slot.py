@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentkv import _core
+from latentkv.drafts.lookup import Lookup
 from latentkv.engine.lines import Lines
 from latentkv.engine.request import Request, Ticket
 from latentkv.generate.scores import PromptScores, drawn_score, token_score
@@ -47,6 +48,7 @@ class Job:
             {token: model.token_to_piece(token, True) for token in request.shown},
         )
         ticket.progress.tokens = self.writer.tokens
+        self.lookup: Lookup | None = None  # what guesses its tokens, once it has been asked
         self._prompt = (
             PromptScores(model, request.prompt, request.logprobs or 0, range(model.n_vocab))
             if request.scores_prompt
@@ -68,12 +70,14 @@ class Job:
         return self._pool is not None
 
     def wanted(self, count: int) -> list[bool]:
-        """Flags for the next `count` tokens of the prompt: whether their results are wanted."""
+        """Flags for the next `count` tokens that wait: whether their results are wanted."""
         if self._pool is not None:
             return self._pool.wanted(len(self.ticket.request.prompt) - len(self.pending), count)
         if self.scores:
             return [True] * count
-        return [False] * (count - 1) + [count == len(self.pending)]
+        flags = [False] * (count - 1) + [count == len(self.pending)]
+        flags[0] = flags[0] or self.has_read  # an answer's tokens, computed once more, are no prompt
+        return flags
 
     def take(self, rows: NDArray[np.float32]) -> None:
         """Takes what it wanted of the next tokens of its prompt, where it is not the last of them alone."""
@@ -128,6 +132,8 @@ class Job:
             timings.predicted_n += 1
             timings.predicted_s = now - self._begin
         shown = self.writer.step(drawn, logits)
+        if self.lookup is not None:
+            self.lookup.push(drawn[0])
         self.ticket.progress.end = self.writer.end
         self.pending = [drawn[0]]
         return shown

@@ -132,7 +132,7 @@ class TokenLoop:
         if not ahead:
             cached.compute(tokens)
             return
-        self._rows = cached.compute_all([*tokens, *ahead], n_ahead=len(ahead))[len(tokens) - 1 :]
+        self._rows = cached.compute_all([*tokens, *ahead], n_guesses=len(ahead))[len(tokens) - 1 :]
         self._ahead = ahead
 
     def _guesses(self, tokens: Sequence[int]) -> list[int]:

@@ -214,12 +214,12 @@ class Evaluator:
             if not n_behind:
                 self._logits = np.array(logits[-1])
 
-    def compute_all(self, tokens: Sequence[int], n_ahead: int = 0) -> NDArray[np.float32]:
-        """eval_all() for callers that already hold the cache. n_ahead: how many of the last tokens are
+    def compute_all(self, tokens: Sequence[int], n_guesses: int = 0) -> NDArray[np.float32]:
+        """eval_all() for callers that already hold the cache. n_guesses: how many of the last tokens are
         guesses, which rewind() may remove."""
         parts = []
         for batch, n_behind in self._batches(tokens):
-            parts.append(self._decode(batch, "all", n_ahead=min(len(batch), max(0, n_ahead - n_behind))))
+            parts.append(self._decode(batch, "all", n_guesses=min(len(batch), max(0, n_guesses - n_behind))))
         rows = np.concatenate(parts)
         if self._logits_all:
             self._keep_scores(len(self._tokens) - len(rows), rows)
@@ -280,7 +280,7 @@ class Evaluator:
         self,
         batch: Sequence[int],
         output: str | Sequence[bool],
-        n_ahead: int = 0,
+        n_guesses: int = 0,
         take: Callable[[NDArray[np.float32]], object] | None = None,
         states: bool = False,
     ) -> NDArray[np.float32]:
@@ -288,7 +288,8 @@ class Evaluator:
         self._tokens += [int(token) for token in batch]
         try:
             new = self._tokens[-len(batch) :]
-            return self.session.decode(new, output=output, n_ahead=n_ahead, take=take, states=states)
+            guessed = [at >= len(new) - n_guesses for at in range(len(new))] if n_guesses else ()
+            return self.session.decode(new, output=output, guessed=guessed, take=take, states=states)
         finally:
             # The cache knows how far an interrupted or failed batch came.
             del self._tokens[self.session.seq_pos_max(SEQ) + 1 :]

@@ -14,6 +14,8 @@ class Timings:
     prompt_s: float = 0.0
     predicted_n: int = 0  # answer tokens computed (the last one sampled is not)
     predicted_s: float = 0.0
+    draft_n: int = 0  # tokens that were guessed
+    draft_n_accepted: int = 0  # and came true
 
     def as_dict(self) -> dict[str, float]:
         return {
@@ -27,4 +29,4 @@ class Timings:
             "predicted_ms": 1e3 * self.predicted_s,
             "predicted_per_token_ms": 1e3 * self.predicted_s / self.predicted_n if self.predicted_n else 0.0,
             "predicted_per_second": self.predicted_n / self.predicted_s if self.predicted_s else 0.0,
-        }
+        } | ({"draft_n": self.draft_n, "draft_n_accepted": self.draft_n_accepted} if self.draft_n else {})

@@ -13,6 +13,7 @@ from gguf_files import plain
 
 from conftest import Tiny
 from latentkv.cli import main as command
+from latentkv.engine.drafting import Drafting
 from latentkv.engine.request import Request, Ticket
 from latentkv.engine.scheduler import Scheduler, Shift
 from latentkv.plan.master import choose, planned
@@ -413,6 +414,28 @@ def test_requests_of_a_server_share_what_is_still_there(gemma: Path, tmp_path: P
             pass
         assert [text(a), text(b)] == alone
         assert (b.progress.timings.cached_n > 200) == (wait == 1)
+
+
+def test_guesses_are_taken_back(m: Any) -> None:
+    """Their rows have taken the place of what their sequence sees again without them."""
+
+    def answers(drafting: Drafting | None) -> tuple[list[list[int]], Scheduler]:
+        one = Scheduler(m, ringed(m, n_ubatch=16, n_seq_max=2), drafting=drafting)
+        greedy = SamplingOptions(temperature=0)
+        prompts = [IDS[:60] * 3, IDS[100:250]]
+        tickets = [Ticket(Request(ids, greedy, 120, ignore_eos=True)) for ids in prompts]
+        for ticket in tickets:
+            one.submit(ticket)
+        while one.step():
+            pass
+        assert all(len(slot.tokens) == one.session.seq_pos_max(slot.seq) + 1 for slot in one.slots)
+        return [list(ticket.progress.tokens) for ticket in tickets], one
+
+    want, plain = answers(None)
+    got, one = answers(Drafting())
+    assert got == want
+    assert one.counters.drafted_tokens > 20
+    assert one.counters.steps < plain.counters.steps
 
 
 def test_a_server_shifts_what_is_still_there(m: Any) -> None:

@@ -102,6 +102,11 @@ def test_long_prompts_have_snapshots_on_the_way(opened: Any, hybrid: Hybrid) -> 
     assert distance(again, alone.decode(text[: got + 20], output="last")) < 1e-3
 
 
+def flags(n: int) -> list[bool]:
+    """A token and n guesses."""
+    return [False] + [True] * n
+
+
 @pytest.mark.parametrize("implementation", ["fused", "reference"])
 def test_guesses_are_taken_back_one_by_one(opened: Any, hybrid: Hybrid, implementation: str) -> None:
     """With room for as many states; nothing is computed twice."""
@@ -109,7 +114,7 @@ def test_guesses_are_taken_back_one_by_one(opened: Any, hybrid: Hybrid, implemen
         one = exact(opened, n_guesses=3, implementation=implementation)
         one.decode(IDS[:40])
         guessed = [*IDS[41 : 41 + n_right], *[1, 2, 3][n_right:]]
-        one.decode([IDS[40], *guessed], output="all", n_ahead=3)
+        one.decode([IDS[40], *guessed], output="all", guessed=flags(3))
         assert [one.seq_resumable(0, end) for end in (43, 42, 41, 40)] == [43, 42, 41, 40]
         assert one.seq_rm(0, 41 + n_right, -1)
         assert goes_on(one, hybrid, IDS[: 41 + n_right])
@@ -119,20 +124,35 @@ def test_more_guesses_than_there_is_room_for(opened: Any, hybrid: Hybrid) -> Non
     one = exact(opened, n_guesses=1, n_seq_max=2)
     for seq in (0, 1):
         one.decode(IDS[:40], seq=[seq] * 40)
-    one.decode([IDS[40], IDS[41], 1, 2], output="all", n_ahead=3)
+    one.decode([IDS[40], IDS[41], 1, 2], output="all", guessed=flags(3))
     assert [one.seq_resumable(0, end) for end in (43, 42)] == [43, 40]
-    one.decode([IDS[40], 5], seq=[1, 1], output="all", n_ahead=1)
+    one.decode([IDS[40], 5], seq=[1, 1], output="all", guessed=flags(1))
     assert one.seq_rm(1, 41, -1)
     assert goes_on(one, hybrid, IDS[:41], 1)
     assert one.seq_rm(0, 40, -1)
     assert goes_on(one, hybrid, IDS[:40])
 
 
+@pytest.mark.parametrize("n_right", [(0, 2), (2, 1), (3, 3)])
+def test_sequences_guess_beside_each_other(opened: Any, hybrid: Hybrid, n_right: tuple[int, int]) -> None:
+    """Each goes back by its own states; guesses of two sequences of equal length share a ubatch."""
+    one = exact(opened, n_guesses=3, n_seq_max=2)
+    tokens, seqs = [], []
+    for seq, right in enumerate(n_right):
+        one.decode(IDS[:40], seq=[seq] * 40)
+        tokens += [*IDS[40 : 41 + right], *[1, 2, 3][right:]]
+        seqs += [seq] * 4
+    one.decode(tokens, seq=seqs, output="all", guessed=flags(3) * 2)
+    for seq, right in enumerate(n_right):
+        assert one.seq_rm(seq, 41 + right, -1)
+        assert goes_on(one, hybrid, IDS[: 41 + right], seq)
+
+
 def test_guesses_are_taken_back(opened: Any, hybrid: Hybrid) -> None:
     """To what was there before them; a batch without a prompt's end leaves no other snapshot."""
     one = exact(opened)
     one.decode(IDS[:40])
-    one.decode([IDS[40], 1, 2, 3, 4], output="all", n_ahead=4)
+    one.decode([IDS[40], 1, 2, 3, 4], output="all", guessed=flags(4))
     assert one.seq_resumable(0, 43) == 40
     assert not one.seq_rm(0, 41, -1)
     assert one.seq_rm(0, 40, -1)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib
+import re
 from typing import Any
 
 import pytest
@@ -158,3 +159,33 @@ def test_what_means_nothing_is_noted_once_and_in_one_line(capsys: Capture) -> No
     note = capsys.readouterr().err.splitlines()[0]
     told = "--jinja (templates are always read as Jinja), -fa (attention is always fused)"
     assert note == f"note: no effect: {told}"
+
+
+@pytest.mark.parametrize("command", ["chat", "serve"])
+@pytest.mark.parametrize(
+    ("words", "most"),
+    [
+        ([], 15),
+        (["--draft-max", "4"], 4),
+        (["--draft", "3"], 3),
+        (["--draft-max", "64"], 15),
+        (["--spec-draft-n-max", "0"], 0),
+        (["--spec-type", "none"], 0),
+        (["--spec-type", "ngram-mod,ngram-map-k"], 15),
+    ],
+)
+def test_how_many_tokens_are_guessed(command: str, words: list[str], most: int) -> None:
+    assert _options.drafts(_options.parse(parser(command), ["x.gguf", *words])) == most
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--spec-type", "draft-mtp"], "expected none, ngram-simple, .*got draft-mtp"),
+        (["--draft-max", "3", "--spec-type", "none"], "expected 0 beside --spec-type none; got 3"),
+        (["--draft-max", "-1"], "got -1"),
+    ],
+)
+def test_guesses_that_are_not_made(words: list[str], said: str, capsys: Capture) -> None:
+    assert main(["chat", "x.gguf", "-p", "x", *words]) == 2
+    assert re.search(said, capsys.readouterr().err)

@@ -176,7 +176,7 @@ def test_guesses_push_no_exact_token_out(latent_gguf: Path) -> None:
         assert regions[0] == regions[1]
         assert regions[0]["middle"] > 60
         decode = llm.evaluator._decode
-        llm.evaluator._decode = lambda batch, output, n_ahead=0: decode(
+        llm.evaluator._decode = lambda batch, output, n_guesses=0: decode(
             batch, output
         )  # guesses that count as tokens
         llm.reset()
@@ -208,11 +208,12 @@ def test_right_guesses_with_an_exact_window(latent_gguf: Path) -> None:
         assert regions["middle"] > 60
 
 
-def test_guesses_are_of_one_sequence(latent_gguf: Path) -> None:
+def test_guesses_are_the_last_tokens_of_their_sequences(latent_gguf: Path) -> None:
     with build(latent_gguf, n_seq_max=2) as llm:
-        for tokens, seq, n_ahead in (([1, 2], [0, 1], 1), ([1, 2], [0, 0], 3), ([1], [0], -1)):
+        llm.session.decode([1, 2, 3, 4], seq=[0, 1, 0, 1], guessed=[False, False, True, True])
+        for guessed, seq in (([True, False], [0, 0]), ([False, True, True], [0, 0]), ([True], [0, 0])):
             with pytest.raises(ValueError, match=r"^\[decode\] expected .*guesses"):
-                llm.session.decode(tokens, seq=seq, n_ahead=n_ahead)
+                llm.session.decode([1, 2], seq=seq, guessed=guessed)
 
 
 @pytest.mark.parametrize("kind", ["memory", "disk"])

@@ -103,15 +103,16 @@ void Placement::release(const SlotRef& at) {
 }
 
 // Tokens of which every sequence that holds them has a whole window of newer ones, in the order of their positions.
-std::vector<int> Placement::old_slots(int n_ahead) const {
+std::vector<int> Placement::old_slots(const Guesses& guesses) const {
     const Cells& recent = cells(recent_);
     std::vector<int32_t> first_recent(max_sequences, INT32_MAX);
     bool due = false;
     each_sequence(recent.sequences(), [&](int s) {
-        const int32_t newest = std::max(-1, recent.last(s) - n_ahead);
+        const int32_t n_guesses = guesses[static_cast<size_t>(s)];
+        const int32_t newest = std::max(-1, recent.last(s) - n_guesses);
         const int window = options_.window(newest + 1);
         first_recent[static_cast<size_t>(s)] = newest - window + 1;
-        due = due || recent.count(s) - n_ahead >= window + demotion_batch;
+        due = due || recent.count(s) - n_guesses >= window + demotion_batch;
     });
     std::vector<int> slots;
     each_sequence(due ? recent.sequences() : 0, [&](int s) {
@@ -127,8 +128,8 @@ std::vector<int> Placement::old_slots(int n_ahead) const {
     return slots;
 }
 
-Placement::Leaving Placement::due(int n_ahead) const {
-    const std::vector<int> old = old_slots(n_ahead);
+Placement::Leaving Placement::due(const Guesses& guesses) const {
+    const std::vector<int> old = old_slots(guesses);
     if (old.empty()) return {};
     Leaving owned(max_sequences);
     for (const int slot : old) {

@@ -84,9 +84,9 @@ public:
 
     // What is no longer recent, once a sequence has a batch more than its window: slots, by the first sequence that holds them, so that
     // tokens which several share fill blocks with that one's own; and only whole blocks, where the middle takes these. Empty: nothing.
-    // n_ahead: so many of the latest tokens may be taken back, and push nothing out. Precondition: there are recent tokens.
+    // Guesses push nothing out. Precondition: there are recent tokens.
     using Leaving = std::vector<std::vector<int>>;
-    Leaving due(int n_ahead) const;
+    Leaving due(const Guesses& guesses) const;
     int n_blocks(const Leaving& due) const;
     // Slots of the middle for them. The tokens are in both until leave_recent().
     std::vector<RowMove> demote(const Leaving& due);
@@ -126,7 +126,7 @@ private:
     void place(const NewTokens& tokens, std::vector<SlotRef>& slots);
     void release(const SlotRef& at);
     [[noreturn]] void refuse_recent(size_t n_wanted) const;
-    std::vector<int> old_slots(int n_ahead) const;
+    std::vector<int> old_slots(const Guesses& guesses) const;
     std::vector<int32_t> first_recent(const NewTokens& tokens) const;
     bool takes_part(int seq, const Positions& positions) const;
     bool is_divisible() const;  // whether parts of sequences may go, move or be lent

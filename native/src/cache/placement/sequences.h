@@ -1,6 +1,7 @@
 // Sequences as bits of a mask, and positions as ranges.
 #pragma once
 
+#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -17,6 +18,9 @@ template <typename F>
 void each_sequence(uint64_t mask, F&& visit) {
     for (; mask != 0; mask &= mask - 1) visit(std::countr_zero(mask));
 }
+
+// Of each sequence, how many of its latest tokens are guesses, which may be taken back.
+using Guesses = std::array<int32_t, max_sequences>;
 
 // Positions from `first` up to, and without, `end`.
 struct Positions {

@@ -54,14 +54,14 @@ int SequenceState::source_of(int seq) {
     return last.slot;
 }
 
-SequenceState::Step SequenceState::claim(std::span<const int32_t> seq, int n_ahead) {
+SequenceState::Step SequenceState::claim(std::span<const int32_t> seq, int n_guesses) {
     Step step;
     try {
         for (const int32_t s : seq) {
             step.from.push_back(source_of(s));
             step.seq.push_back(s);
         }
-        for (int s = 0; s <= std::min(n_ahead, n_guesses_); s++) {
+        for (int s = 0; s <= std::min(n_guesses, n_guesses_); s++) {
             for (size_t i = 0; i < seq.size(); i++) step.to.push_back(claim_slot());
         }
     } catch (...) {

@@ -49,8 +49,8 @@ public:
         std::vector<int32_t> seq;
         int n_states() const { return seq.empty() ? 1 : static_cast<int>(to.size() / seq.size()); }
     };
-    // n_ahead: guesses at the end of a ubatch of one sequence, of which some may be taken back.
-    Step claim(std::span<const int32_t> seq, int n_ahead = 0);
+    // n_guesses: at the end of each sequence's tokens so many are guesses, of which some may be taken back.
+    Step claim(std::span<const int32_t> seq, int n_guesses = 0);
     // The ubatch has run; ends: positions after each sequence's last token.
     void commit(const Step& step, std::span<const int32_t> ends);
     void abandon(const Step& step);

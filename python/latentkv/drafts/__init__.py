@@ -1,0 +1,1 @@
+"""Tokens that may come next, which one step of the model verifies: who guesses them, and how many pay."""

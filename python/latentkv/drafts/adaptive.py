@@ -1,0 +1,35 @@
+"""Prompt lookup as a draft model: `Llama(draft_model=AdaptiveLookup())`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latentkv.drafts.lookup import Lookup
+from latentkv.drafts.worth import COUNTS, CPU, GPU, Step
+
+
+class AdaptiveLookup:
+    """Guesses as many tokens as are worth a step of one sequence, none where guesses do not come true."""
+
+    def __init__(self, num_pred_tokens: int = COUNTS[-1], on_gpu: bool = False) -> None:
+        self.num_pred_tokens = num_pred_tokens  # the most
+        self._exponent = GPU if on_gpu else CPU
+        self._lookup: Lookup | None = None
+
+    def __call__(self, input_ids: NDArray[np.intc], /, **kwargs: Any) -> NDArray[np.intc]:
+        """Tokens that may follow `input_ids` [n]."""
+        lookup = self._lookup
+        known = 0 if lookup is None else len(lookup.text)
+        if lookup is None or len(input_ids) < known or not self._goes_on(lookup, input_ids):
+            lookup = self._lookup = Lookup(input_ids.tolist())
+        else:
+            for token in input_ids[known:].tolist():
+                lookup.push(token)
+        found = lookup.guesses(Step(1, self._exponent), self.num_pred_tokens)
+        return np.asarray(found, np.intc)
+
+    def _goes_on(self, lookup: Lookup, input_ids: NDArray[np.intc]) -> bool:
+        return bool(np.array_equal(input_ids[: len(lookup.text)], lookup.text.tokens))
