@@ -132,7 +132,7 @@ def random_checkpoint(bpe_tokenizer: Any) -> Tiny:
             for key, buffer in model.named_buffers():
                 if key.endswith("layer_scalar"):
                     buffer.uniform_(0.6, 1.2)
-                elif key.endswith("e_score_correction_bias"):
+                elif key.endswith(("e_score_correction_bias", "expert_bias")):
                     buffer.uniform_(-0.3, 0.3)
         model.save_pretrained(directory, max_shard_size=shard_size)
         (directory / "config.json").write_text(json.dumps(settings), encoding="utf-8")

@@ -114,6 +114,7 @@ std::vector<HeadShape> read_heads(const GgufFile& file, const HParams& h) {
 
 Recurrence read_recurrence(const GgufFile& file, const HParams& h, Mixer mixer) {
     if (mixer == Mixer::delta_net) return read_delta_net(file, h.architecture);
+    if (mixer == Mixer::short_conv) return read_short_conv(file, h.architecture, h.n_embd);
     return read_mamba2(file, h.architecture);
 }
 

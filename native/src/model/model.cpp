@@ -57,6 +57,8 @@ const Vocab& Model::vocab() const {
 
 namespace {
 
+constexpr const char* other_norm = "token_embd_norm.weight";
+
 TokenTable table_of(const ggml_tensor& weight) {
     return {static_cast<const char*>(weight.data), weight.type, weight.ne[0]};
 }
@@ -76,7 +78,9 @@ void Model::load_tensors() {
         layer_proj_norm_ = tensors_.need("per_layer_proj_norm.weight", {width});
         layer_rows_ = table_of(*layer_embd_);
     }
-    output_norm_ = tensors_.need("output_norm.weight", {h.n_embd});
+    // some files call it by where others have a norm of embeddings
+    const bool has_other_name = tensors_.find("output_norm.weight") == nullptr && tensors_.find(other_norm) != nullptr;
+    output_norm_ = tensors_.need(has_other_name ? other_norm : "output_norm.weight", {h.n_embd});
     output_norm_bias_ = tensors_.optional("output_norm.bias", {h.n_embd});
     output_ = tensors_.optional("output.weight", {h.n_embd, h.n_vocab});
     output_bias_ = tensors_.optional("output.bias", {h.n_vocab});

@@ -9,10 +9,11 @@
 #include "cache/spec/cache_spec.h"
 #include "decoder/hparams.h"
 #include "ggml.h"
-#include "model/delta_net_weights.h"
 #include "model/file_tensors.h"
-#include "model/mamba2_weights.h"
 #include "model/mla_weights.h"
+#include "model/recurrent/delta_net_weights.h"
+#include "model/recurrent/mamba2_weights.h"
+#include "model/recurrent/short_conv_weights.h"
 
 namespace lkv {
 
@@ -56,7 +57,7 @@ struct LayerWeights {
 
     MlaWeights mla;  // in place of Q, K and V and their factors, but for attn_v_e
     // In place of all those but the norms, in a layer that is recurrent.
-    std::optional<std::variant<DeltaNetWeights, Mamba2Weights>> recurrent;
+    std::optional<std::variant<DeltaNetWeights, Mamba2Weights, ShortConvWeights>> recurrent;
 
     ggml_tensor* ffn_norm = nullptr;  // absent in parallel blocks, or as attn_norm
     ggml_tensor* ffn_norm_bias = nullptr;

@@ -16,6 +16,7 @@ from conftest import Tiny, keys, tensors
 from latentkv_convert.calibrate.decoder import Decoder
 from latentkv_convert.errors import ConvertError
 from latentkv_convert.source import archs
+from latentkv_convert.source.archs import FULL
 from latentkv_convert.source.checkpoint_source import CheckpointSource
 
 LONGROPE = archs.tiny("phi3")["rope_scaling"]
@@ -90,6 +91,11 @@ CASES = [
         query_pre_attn_scalar=24,
     ),
     case("granite", "biases", attention_bias=True, mlp_bias=True, tie_word_embeddings=False),
+    case("lfm2", "four-tokens", conv_L_cache=4, layer_types=[FULL, "conv", "conv", "conv"]),
+    case("lfm2", "width-as-given", block_auto_adjust_ff_dim=False, tie_word_embeddings=False),
+    case("lfm2_moe", "no-bias", use_expert_bias=False, norm_topk_prob=False, num_experts_per_tok=6),
+    case("lfm2_moe", "all-experts", num_dense_layers=0),
+    case("apertus1p5", "all-tokens", output_vocab_size=None, vocab_size=320),
     case("smollm3", "some-layers", no_rope_layers=[0, 1, 1, 0]),
     case("glm4", "whole-head", partial_rotary_factor=1.0, attention_bias=False, tie_word_embeddings=True),
     case("olmo2", "every-head-its-own", num_key_value_heads=4, tie_word_embeddings=True),

@@ -30,7 +30,7 @@ from latentkv_convert.source.source import Source
 
 # Modules whose files are read in test_hybrids, test_mla and test_gemma4.
 ELSEWHERE = ("deepseek_v2", "deepseek_v3", "gemma4", "glm4_moe_lite", "granitemoehybrid", "nemotron_h")
-ELSEWHERE += ("nemotron_h_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next")
+ELSEWHERE += ("lfm2", "lfm2_moe", "nemotron_h_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next")
 CASES: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in archs.names() if name not in ELSEWHERE),
     ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),

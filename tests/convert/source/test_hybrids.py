@@ -1,5 +1,5 @@
-"""Models of which most layers are gated delta nets: their tensors, whichever way a model is stored, and what
-is refused."""
+"""Models of which most layers are gated delta nets or short convolutions: their tensors, whichever way a
+model is stored, and what is refused."""
 
 from __future__ import annotations
 
@@ -49,6 +49,10 @@ def changed(directory: Path, config: dict[str, Any], change: Any) -> Path:
         ("qwen3_5", {"linear_num_key_heads": 1, "linear_num_value_heads": 6, "linear_conv_kernel_dim": 2}),
         ("qwen3_5_moe", {"layer_types": None, "full_attention_interval": 2, "tie_word_embeddings": True}),
         ("qwen3_next", {"linear_num_value_heads": 8, "head_dim": 64, "num_key_value_heads": 1}),
+        ("lfm2", {}),
+        ("lfm2", {"layer_types": None, "full_attn_idxs": [1, 3], "tie_word_embeddings": False}),
+        ("lfm2_moe", {}),
+        ("lfm2_moe", {"num_dense_layers": 0}),
     ],
     ids=str,
 )
@@ -66,7 +70,8 @@ def test_torch_computes_transformers_logits(
     assert other.spec.block == source.spec.block
     with torch.no_grad():
         decoder = Decoder(source)
-        next(iter(decoder.layers)).ssm_a.weight.mul_(1.1)
+        first = next(iter(decoder.layers))
+        (first.shortconv_conv if model_type.startswith("lfm2") else first.ssm_a).weight.mul_(1.1)
         assert distance(decoder(torch.tensor([ids]))[0].numpy(), expected) > 1e-3
 
 

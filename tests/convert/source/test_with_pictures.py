@@ -13,7 +13,7 @@ import torch
 from gguf_files import plain
 from safetensors.torch import load_file, save_file
 
-from conftest import Tiny, tensors
+from conftest import Tiny, keys, tensors
 from latentkv_convert.errors import ConvertError
 from latentkv_convert.source import archs
 
@@ -54,6 +54,7 @@ def stacked(found: Tensors) -> Tensors:
         ("qwen3_vl_moe", "qwen3_vl_moe", stacked),
         ("gemma3", "gemma3_text", under("language_model.")),
         ("gemma3", "gemma3_text", inside),
+        ("apertus1p5", "apertus1p5", inside),
     ],
 )
 def test_the_text_part(
@@ -73,6 +74,27 @@ def test_the_text_part(
     again = tensors(plain(directory, tmp_path / "again.gguf"))
     assert whole.keys() == again.keys()
     assert all(np.array_equal(whole[name], again[name]) for name in whole)
+
+
+def test_tokens_that_the_output_cannot_make(tiny: Tiny, tmp_path: Path) -> None:
+    """Apertus 1.5 has an embedding of tokens of pictures and sounds alone: they come last, and are left
+    out."""
+    directory = tiny("apertus1p5")
+    path = directory / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    seen = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    tokenizer["added_tokens"] += [
+        {"id": 320 + n, "content": f"<|visual token {n}|>", **seen} for n in range(32)
+    ]
+    path.write_text(json.dumps(tokenizer))
+    made = plain(directory, tmp_path / "plain.gguf")
+    table = load_file(directory / "model.safetensors")["model.embed_tokens.weight"].numpy()
+    assert table.shape[0] == 352
+    assert np.array_equal(tensors(made)["token_embd.weight"], table[:320])
+    assert tensors(made)["output.weight"].shape[0] == 320
+    tokens = keys(made)["tokenizer.ggml.tokens"]
+    assert len(tokens) == 320
+    assert not [token for token in tokens if "visual" in token]
 
 
 def test_a_config_without_a_text_part(tiny: Tiny, tmp_path: Path) -> None:

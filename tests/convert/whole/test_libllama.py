@@ -21,7 +21,7 @@ from latentkv_convert.source.checkpoint_source import CheckpointSource
 from latentkv_convert.source.gguf_file import GgufFile
 
 N = 120
-HYBRIDS = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
+HYBRIDS = ("lfm2", "lfm2_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next")
 
 
 def case(model_type: str, name: str = "", **config: Any) -> Any:
@@ -57,6 +57,8 @@ CASES = [
     case("qwen3_5", "stock-pattern", layer_types=None, num_hidden_layers=4, tie_word_embeddings=True),
     case("qwen3_5_moe", "one-in-two", layer_types=None, full_attention_interval=2),
     case("qwen3_next", "four-a-key-head", linear_num_key_heads=2, linear_num_value_heads=8),
+    case("lfm2", "four-tokens", conv_L_cache=4, layer_types=["full_attention", "conv", "conv", "conv"]),
+    case("lfm2_moe", "all-experts", num_dense_layers=0),
 ]
 
 

@@ -1,5 +1,5 @@
-"""Stock GGUFs of random Qwen3.5, Qwen3.5-MoE, Qwen3-Next and Granite 4 models: names, layouts and contents as
-llama.cpp's converter writes them, and transformers' logits of the same weights."""
+"""Stock GGUFs of random Qwen3.5, Qwen3.5-MoE, Qwen3-Next, Granite 4 and LFM2 models: names, layouts and
+contents as llama.cpp's converter writes them, and transformers' logits of the same weights."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import granite_file
+import lfm2_file
 import numpy as np
 from numpy.typing import NDArray
 
 Tensor = NDArray[np.float32]
 
-ARCHITECTURES = ("qwen35", "qwen35moe", "qwen3next", granite_file.ARCHITECTURE)
+OTHERS: dict[str, Any] = {module.ARCHITECTURE: module for module in (granite_file, lfm2_file)}
+ARCHITECTURES = ("qwen35", "qwen35moe", "qwen3next", *OTHERS)
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 N_VOCAB = 256 + len(SPECIAL)
 HEAD, N_HEAD, N_KV, D_MODEL, D_FF = 32, 4, 2, 64, 96
@@ -62,8 +64,8 @@ def random_model(architecture: str, n_layer: int, seed: int, deviation: float | 
 
     torch.manual_seed(seed)
     torch.set_num_threads(1)
-    if architecture == granite_file.ARCHITECTURE:
-        return granite_file.random_model(N_VOCAB, n_layer)
+    if architecture in OTHERS:
+        return OTHERS[architecture].random_model(N_VOCAB, n_layer)
     sizes = {
         "vocab_size": N_VOCAB,
         "hidden_size": D_MODEL,
@@ -104,8 +106,9 @@ def random_model(architecture: str, n_layer: int, seed: int, deviation: float | 
 
 
 def stock_keys(architecture: str, n_layer: int) -> dict[str, Any]:
-    if architecture == granite_file.ARCHITECTURE:
-        return granite_file.stock_keys(n_layer)
+    if architecture in OTHERS:
+        found: dict[str, Any] = OTHERS[architecture].stock_keys(n_layer)
+        return found
     own = {
         "block_count": n_layer,
         "context_length": 4096,
@@ -145,8 +148,9 @@ def tiled(x: Tensor, head_dim: int) -> Tensor:
 
 
 def stock_tensors(architecture: str, model: Any) -> dict[str, Tensor]:
-    if architecture == granite_file.ARCHITECTURE:
-        return granite_file.stock_tensors(model)
+    if architecture in OTHERS:
+        found: dict[str, Tensor] = OTHERS[architecture].stock_tensors(model)
+        return found
     weights = {name: np.asarray(w.numpy(), np.float32) for name, w in model.state_dict().items()}
     out = {
         "token_embd.weight": weights["model.embed_tokens.weight"],

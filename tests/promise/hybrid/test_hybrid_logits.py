@@ -1,5 +1,5 @@
-"""A model whose layers are gated delta nets or Mamba-2, but for some that attend, computes what transformers
-computes: whole, in pieces, token by token, and beside other sequences."""
+"""A model whose layers are delta nets, Mamba-2 or short convolutions, but for some that attend, computes what
+transformers computes: whole, in pieces, token by token, and beside other sequences."""
 
 from __future__ import annotations
 
@@ -116,12 +116,14 @@ def test_only_attending_layers_have_rows(opened: Any) -> None:
     sizes = one.kv_bytes()
     width = 2 * opened.n_head_kv * opened.head_dim
     mixers = [layer["mixer"] for layer in opened.layers]
-    is_granite = mixers[0] == "mamba2"
-    assert mixers == ["mamba2" if is_granite else "delta_net"] * 3 + ["attention"]
+    assert mixers == [mixers[0]] * 3 + ["attention"]
     assert sizes["k"] + sizes["v"] == 512 * width * 4
     assert sizes["f16_per_token"] == width * 2
-    inner, shared = (8 * 32, 2 * 16) if is_granite else (4 * 16, 2 * 16)
-    state = 4 * (3 * (2 * shared + inner) + inner * 16)  # convolution, matrices, of a layer
+    state = {  # convolution and matrices of a layer
+        "delta_net": 4 * (3 * (2 * 2 * 16 + 4 * 16) + 4 * 16 * 16),
+        "mamba2": 4 * (3 * (2 * 2 * 16 + 8 * 32) + 8 * 32 * 16),
+        "short_conv": 4 * 2 * 128,
+    }[mixers[0]]
     assert sizes["states"] == 2 * 2 * 3 * state
     assert sizes["total"] == sum(sizes[part] for part in ("k", "v", "cells", "states"))
     assert (sizes["snapshots"], sizes["snapshots_most"]) == (0, 2 * 4 * 3 * state)

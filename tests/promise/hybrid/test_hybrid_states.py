@@ -15,7 +15,7 @@ NEXT = [7, 8, 9]
 TAIL = 16  # tokens between a prompt's last snapshots
 
 
-@pytest.fixture(scope="module", params=["qwen35", "granitehybrid"])
+@pytest.fixture(scope="module", params=["qwen35", "granitehybrid", "lfm2"])
 def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Hybrid:
     pytest.importorskip("torch")
     return write(tmp_path_factory.mktemp("hybrid") / "model.gguf", request.param)

@@ -24,6 +24,11 @@ READS = {"attn_k": "attn_q", "attn_v": "attn_q", "attn_qkv": "attn_q"}
 READS |= {"ffn_gate": "ffn_up", "ffn_gate_exps": "ffn_up_exps", "ffn_gate_shexp": "ffn_up_shexp"}
 
 
+def module_name(role: str) -> str:
+    """Of a tensor's module in torch: `attn_q` of attn_q.weight, `shortconv_conv` of shortconv.conv.weight."""
+    return (role.rpartition(".")[0] or role).replace(".", "_")
+
+
 @dataclass(frozen=True)
 class BlockSpec:
     """`latentkv.block.*`: what the one native decoder block must do (docs/gguf.md)."""
@@ -168,6 +173,7 @@ class ModelSpec:
     recurrent_tensors: tuple[TensorRole, ...] = ()  # all of a layer that does not attend
     fed_tensors: tuple[TensorRole, ...] = ()  # all of a layer that is an FFN alone
     dense_tensors: tuple[TensorRole, ...] = ()  # all of the first layers, where these have no experts
+    dense_recurrent_tensors: tuple[TensorRole, ...] = ()  # all of such a layer that does not attend
     mla: Mla | None = None
     layer_numbers: Mapping[str, str] = field(
         default_factory=dict
@@ -238,11 +244,14 @@ class ModelSpec:
 
     def is_dense(self, layer: int) -> bool:
         """Whether a layer has no experts beside others that have them."""
-        return bool(self.dense_tensors) and layer < int(self.keys["leading_dense_block_count"])
+        has_some = bool(self.dense_tensors or self.dense_recurrent_tensors)
+        return has_some and layer < int(self.keys["leading_dense_block_count"])
 
     def tensors_of(self, layer: int) -> tuple[TensorRole, ...]:
         """All of a layer but its K and V projections."""
         if not self.attends(layer):
+            if self.recurs(layer) and self.is_dense(layer) and self.dense_recurrent_tensors:
+                return self.dense_recurrent_tensors
             return self.recurrent_tensors if self.recurs(layer) else self.fed_tensors
         if self.is_dense(layer):
             return self.dense_tensors

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "graph/recurrent/delta_net.h"
 #include "graph/recurrent/mamba2.h"
+#include "graph/recurrent/short_conv.h"
 #include "graph/recurrent/state_tensors.h"
 
 namespace lkv {
@@ -28,7 +29,10 @@ std::unique_ptr<RecurrentBranch> recurrent_branch(const GraphSources& from, cons
     if (const auto* const sizes = std::get_if<DeltaNetSizes>(&*recurrence)) {
         return std::make_unique<DeltaNetBranch>(*sizes, from, ops, graph);
     }
-    return std::make_unique<Mamba2Branch>(std::get<Mamba2Sizes>(*recurrence), from, ops, graph);
+    if (const auto* const sizes = std::get_if<Mamba2Sizes>(&*recurrence)) {
+        return std::make_unique<Mamba2Branch>(*sizes, from, ops, graph);
+    }
+    return std::make_unique<ShortConvBranch>(from, ops, graph);
 }
 
 void check_gpu_takes(const Recurrence& recurrence) {
@@ -39,6 +43,10 @@ void check_gpu_takes(const Recurrence& recurrence) {
         fail("gpu", "expected delta nets with heads of 16, 32, 64 or 128 channels, and ", gpu_convolutions,
              "; got heads of ", sizes->head_dim, ", and ", convolution(sizes->d_conv, sizes->channels()),
              "; use -ngl 0");
+    }
+    if (const auto* const sizes = std::get_if<ShortConvSizes>(&recurrence)) {
+        if (gpu_convolves(sizes->d_conv, sizes->n_embd)) return;
+        fail("gpu", "expected ", gpu_convolutions, "; got ", convolution(sizes->d_conv, sizes->n_embd), "; use -ngl 0");
     }
     const auto& sizes = std::get<Mamba2Sizes>(recurrence);
     const bool fits = (sizes.d_state == 128 || sizes.d_state == 256) && sizes.head_dim % 16 == 0;
@@ -52,7 +60,7 @@ void RecurrentBranch::store(ggml_tensor* states, ggml_tensor* rows, ggml_tensor*
     ggml_build_forward_expand(graph_.nodes, ggml_set_rows(ctx_, states, rows, to));
 }
 
-ggml_tensor* RecurrentBranch::convolved(ggml_tensor* now, ggml_tensor* kernels, ggml_tensor* bias, int il) {
+ggml_tensor* RecurrentBranch::convolved(ggml_tensor* now, ggml_tensor* kernels, int il) {
     ggml_tensor* const states = from_.states->conv(il);
     const int64_t n_before = kernels->ne[0] - 1;
     const int64_t channels = kernels->ne[1];
@@ -67,8 +75,7 @@ ggml_tensor* RecurrentBranch::convolved(ggml_tensor* now, ggml_tensor* kernels, 
                                              static_cast<size_t>(back * n_seqs_) * graph_.states_to->nb[0]);
         store(states, ggml_reshape_2d(ctx_, ggml_cont(ctx_, last), n_before * channels, n_seqs_), to);
     }
-    ggml_tensor* const y = ggml_ssm_conv(ctx_, inputs, kernels);
-    return ggml_silu(ctx_, bias == nullptr ? y : ggml_add(ctx_, y, bias));
+    return ggml_ssm_conv(ctx_, inputs, kernels);
 }
 
 }  // namespace lkv

@@ -29,9 +29,8 @@ public:
 protected:
     // Rows of what the batch leaves, [floats of a state, as many as `to` has slots], into slots that no node of this graph reads.
     void store(ggml_tensor* states, ggml_tensor* rows, ggml_tensor* to);
-    // now [channels, n_each, n_seqs] after those that a state has: convolved with kernels [d_conv, channels], f32, and SiLU. bias: null, or
-    // [channels]. Stores the last inputs.
-    ggml_tensor* convolved(ggml_tensor* now, ggml_tensor* kernels, ggml_tensor* bias, int il);
+    // now [channels, n_each, n_seqs] after those that a state has, convolved with kernels [d_conv, channels], f32. Stores the last inputs.
+    ggml_tensor* convolved(ggml_tensor* now, ggml_tensor* kernels, int il);
 
     const GraphSources& from_;
     const HParams& h_;

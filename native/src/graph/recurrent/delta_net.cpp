@@ -140,7 +140,7 @@ ggml_tensor* DeltaNetBranch::build(ggml_tensor* x, int il) {
     if (is_step()) return ops_.linear(step(x, w, il), w.output, nullptr);
     const Inputs in = inputs(x, w);
     ggml_tensor* const now = ggml_reshape_3d(ctx_, in.qkv, sizes_.channels(), n_each_, n_seqs_);
-    ggml_tensor* const qkv = convolved(now, w.conv, nullptr, il);  // [channels, n_each, n_seqs]
+    ggml_tensor* const qkv = ggml_silu(ctx_, convolved(now, w.conv, il));  // [channels, n_each, n_seqs]
     ggml_tensor* const gate = ggml_silu(ctx_, in.gate);
     ggml_tensor* out = recur(qkv, gates(x, w), w, il);
     out = ops_.norm(out, w.norm, nullptr);

@@ -40,7 +40,8 @@ ggml_tensor* Mamba2Branch::build(ggml_tensor* x, int il) {
     const auto& w = std::get<Mamba2Weights>(*from_.model.layers()[static_cast<size_t>(il)].recurrent);
     const int64_t inner = sizes_.inner();
     ggml_tensor* const in = ops_.linear(x, w.input, nullptr);
-    ggml_tensor* const mixed = convolved(cut(in, inner, sizes_.channels()), w.conv, w.conv_bias, il);
+    ggml_tensor* const made = convolved(cut(in, inner, sizes_.channels()), w.conv, il);
+    ggml_tensor* const mixed = ggml_silu(ctx_, w.conv_bias == nullptr ? made : ggml_add(ctx_, made, w.conv_bias));
     ggml_tensor* const steps = ggml_cont(ctx_, cut(in, inner + sizes_.channels(), sizes_.n_heads));
     ggml_tensor* const y = recur(mixed, ggml_add(ctx_, steps, w.step_bias), w, il);
     ggml_tensor* const gate = ggml_cont(ctx_, cut(in, 0, inner));

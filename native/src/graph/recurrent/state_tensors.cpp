@@ -13,7 +13,9 @@ StateTensors::StateTensors(const HParams& h, const LayerRun& run, int n_slots, g
         if (!h.recurs(il)) continue;
         Layer& layer = layers_[static_cast<size_t>(il)];
         layer.conv = ggml_new_tensor_2d(context_.get(), GGML_TYPE_F32, h.conv_floats(), n_slots);
-        layer.matrices = ggml_new_tensor_2d(context_.get(), GGML_TYPE_F32, h.matrix_floats(), n_slots);
+        if (const int64_t n = h.matrix_floats(); n > 0) {
+            layer.matrices = ggml_new_tensor_2d(context_.get(), GGML_TYPE_F32, n, n_slots);
+        }
         slot_bytes_ += static_cast<size_t>(h.state_floats()) * sizeof(float);
     }
     if (slot_bytes_ == 0) return;

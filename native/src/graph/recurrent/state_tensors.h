@@ -21,7 +21,7 @@ public:
     StateTensors(const HParams& hparams, const LayerRun& run, int n_slots, ggml_backend_buffer_type_t memory,
                  bool allocate = true);
 
-    // Null for a layer that attends, or is not in the run. [floats of a state, n_slots]
+    // Null for a layer that attends, or is not in the run, and for what its kind has none of. [floats of a state, n_slots]
     ggml_tensor* conv(int layer) const { return of(layer).conv; }
     ggml_tensor* matrices(int layer) const { return of(layer).matrices; }
 

@@ -6,7 +6,7 @@
 #include "decoder/delta_net.h"
 #include "ggml-impl.h"
 #include "graph/recurrent/gpu_node.h"
-#include "model/delta_net_weights.h"
+#include "model/recurrent/delta_net_weights.h"
 #include "ops/cuda/recurrent/delta_net.h"
 
 namespace lkv::cuda {

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..compute import floats
-from ..ir import ModelSpec
+from ..ir import ModelSpec, module_name
 from ..source.source import Source
 from . import experts
 from .attention import attention
@@ -45,6 +45,7 @@ _NUMBERS = {
     "ssm_a": ("ssm_a", "ssm_a.bias"),
     "ssm_d": ("ssm_d", "ssm_d.bias"),
     "ssm_dt": ("ssm_dt.weight", "ssm_dt.bias"),
+    "shortconv.conv": ("shortconv.conv.weight", "shortconv.conv.bias"),
 }
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
@@ -130,12 +131,12 @@ class Layer(nn.Module):
         self.carried, self.rows_of = Carried.of(source.spec), source.spec.rows_of(index)
         self.attends = self.spec.attends(index)
         roles = {role.target for role in self.spec.tensors_of(index)}
-        stems = {role.partition(".")[0] for role in roles}
+        stems = {role.rpartition(".")[0] or role for role in roles}
         if self.attends and self.spec.mla is None:
             stems |= {"attn_q"} if self.spec.shares_kv else {"attn_q", "attn_k", "attn_v"}
         for stem in sorted(stems):
             of = "attn_k" if stem == "attn_v" and self.spec.value_of_key else stem
-            setattr(self, stem, _module(source, of, index))
+            setattr(self, module_name(f"{stem}.weight"), _module(source, of, index))
         for stem in sorted(role.removesuffix(".scale") for role in roles if role.endswith(".scale")):
             setattr(self, f"{stem}_scale", Scale(_tensor(source, f"{stem}.scale", index)))
         if self.carried is not None and self.carried.brings:
@@ -398,7 +399,8 @@ class Ends(nn.Module):
         self.position_embd = None
         if self.spec.block.position == "learned":
             self.position_embd = nn.Parameter(_tensor(source, "position_embd.weight"), requires_grad=False)
-        self.output_norm = _module(source, "output_norm", None)
+        norm = "output_norm" if source.has("output_norm.weight") else "token_embd_norm"
+        self.output_norm = _module(source, norm, None)
         self.output = None
         if source.has("output.weight"):
             self.output = nn.Parameter(_tensor(source, "output.weight"), requires_grad=False)

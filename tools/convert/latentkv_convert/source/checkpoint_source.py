@@ -93,11 +93,17 @@ class CheckpointSource:
         return {role.target: role for role in self.spec.recurrent_tensors}
 
     @cached_property
+    def _dense_recurrent(self) -> Mapping[str, TensorRole]:
+        return {role.target: role for role in self.spec.dense_recurrent_tensors}
+
+    @cached_property
     def _fed(self) -> Mapping[str, TensorRole]:
         return {role.target: role for role in self.spec.fed_tensors}
 
     def _layer(self, layer: int) -> Mapping[str, TensorRole]:
         if not self.spec.attends(layer):
+            if self.spec.recurs(layer) and self.spec.is_dense(layer) and self._dense_recurrent:
+                return self._dense_recurrent
             return self._recurrent if self.spec.recurs(layer) else self._fed
         return self._dense if self.spec.is_dense(layer) else self._attention
 
@@ -186,7 +192,7 @@ class CheckpointSource:
         n_ff = keys["feed_forward_length"]
         first = n_ff.index(max(n_ff)) if self.spec.fed_tensors else 0
         role, expected = "ffn_up.weight", [n_ff[first] if isinstance(n_ff, list) else n_ff, n_embd]
-        n_dense = int(keys["leading_dense_block_count"]) if self.spec.dense_tensors else 0
+        n_dense = int(keys["leading_dense_block_count"]) if self.spec.is_dense(0) else 0
         if self.spec.block.ffn in ("experts", "plain_experts"):
             of_experts = [keys["expert_count"], keys["expert_feed_forward_length"], self.spec.n_embd_expert]
             self._check_shape("ffn_up_exps.weight", max(n_dense, first), of_experts)
@@ -233,7 +239,8 @@ class CheckpointSource:
 
 def check_shapes(checkpoint: Checkpoint, spec: ModelSpec) -> None:
     """The K and V projections, the embedding and a table of positions have the shapes the config promises."""
-    expected = {spec.global_tensors[0].source: (spec.n_vocab, spec.n_embd)}
+    table = spec.global_tensors[0]
+    expected = {table.source: (spec.n_vocab, spec.n_embd)} if table.rows is None else {}
     layers = spec.attention_layers if spec.heads else spec.attention_layers[:1]
     for layer in layers if spec.mla is None else ():
         own = spec.at(layer)

@@ -274,7 +274,7 @@ def _shape(spec: ModelSpec, role: str, layer: int = 0) -> tuple[int, ...]:
     if stem.startswith("ffn_gate_inp") or stem.endswith(("_exps", "exp_probs_b")):
         return _expert_shape(spec, stem, leaf)
     brought = int(spec.keys.get("embedding_length_per_layer_input", 0))
-    roles = (*spec.layer_tensors, *spec.dense_tensors)
+    roles = (*spec.layer_tensors, *spec.dense_tensors, *spec.dense_recurrent_tensors)
     is_packed = spec.block.ffn != "plain" and all(r.target != "ffn_gate.weight" for r in roles)
     rows = {
         "attn_q": spec.q_rows,

@@ -20,6 +20,7 @@ class Mamba2Sizes:
     write into their states and read of them; the convolution sees `kernel` tokens."""
 
     NAME: ClassVar[str] = "Mamba-2"
+    OUTPUT: ClassVar[str] = "ssm_out.weight"  # what every such layer has, and no other
     heads: int
     width: int
     state: int
@@ -76,11 +77,44 @@ class Mamba2Sizes:
 
 
 @dataclass(frozen=True)
+class ShortConvSizes:
+    """A gated convolution of all channels, over `kernel` tokens."""
+
+    NAME: ClassVar[str] = "a short convolution"
+    OUTPUT: ClassVar[str] = "shortconv.out_proj.weight"
+    channels: int
+    kernel: int
+
+    @staticmethod
+    def of(spec: ModelSpec) -> ShortConvSizes:
+        return ShortConvSizes(spec.n_embd, int(spec.keys["shortconv.l_cache"]))
+
+    @property
+    def keys(self) -> dict[str, int]:
+        """Stock GGUF keys."""
+        return {"shortconv.l_cache": self.kernel}
+
+    @property
+    def state_floats(self) -> int:
+        """Of the latest inputs of the convolution alone."""
+        return (self.kernel - 1) * self.channels
+
+    def shapes(self, n_embd: int) -> dict[str, tuple[int, ...]]:
+        """Role -> shape."""
+        return {
+            "shortconv.in_proj.weight": (3 * n_embd, n_embd),
+            "shortconv.conv.weight": (n_embd, self.kernel),
+            self.OUTPUT: (n_embd, n_embd),
+        }
+
+
+@dataclass(frozen=True)
 class DeltaNetSizes:
     """Heads of `width` channels, n_k for Q and K and n_v for V, of which `shared` have the same Q and K; the
     convolution sees `kernel` tokens."""
 
     NAME: ClassVar[str] = "a delta net"
+    OUTPUT: ClassVar[str] = "ssm_out.weight"
     n_k: int
     n_v: int
     width: int
@@ -148,19 +182,23 @@ class DeltaNetSizes:
         return np.concatenate([np.arange(n), n + rows])
 
 
+Sizes = DeltaNetSizes | Mamba2Sizes | ShortConvSizes
+
+
 def kind(spec: ModelSpec) -> str:
     """The mixer of the model's recurrent layers; "" if there are none."""
     return next((mixer for mixer in spec.block.mixers or () if mixer in _KINDS), "")
 
 
-def sizes(spec: ModelSpec) -> DeltaNetSizes | Mamba2Sizes:
+def sizes(spec: ModelSpec) -> Sizes:
     """The sizes of a model that has recurrent layers."""
     return _KINDS[kind(spec)].of(spec)
 
 
-_KINDS: dict[str, type[DeltaNetSizes] | type[Mamba2Sizes]] = {
+_KINDS: dict[str, type[DeltaNetSizes] | type[Mamba2Sizes] | type[ShortConvSizes]] = {
     "delta_net": DeltaNetSizes,
     "mamba2": Mamba2Sizes,
+    "short_conv": ShortConvSizes,
 }
 
 
@@ -177,11 +215,12 @@ def check_pattern(spec: ModelSpec, where: str, has: Callable[[str, int], bool]) 
     """
     if spec.block.mixers is None:
         return
-    named = {"attention": "attention"} | {kind: sizes.NAME for kind, sizes in _KINDS.items()}
+    own_of = {"attention": ("attn_q.weight", "attention")}
+    own_of |= {kind: (sizes.OUTPUT, sizes.NAME) for kind, sizes in _KINDS.items()}
     for layer, mixer in enumerate(spec.block.mixers):
-        if mixer not in named:  # an FFN alone, which is missed as such
+        if mixer not in own_of:  # an FFN alone, which is missed as such
             continue
-        own, name = "attn_q.weight" if mixer == "attention" else "ssm_out.weight", named[mixer]
+        own, name = own_of[mixer]
         if not has(own, layer):
             expected = f"{name} in layer {layer}, as the pattern of layers says"
             raise ConvertError(where, expected, f"no tensor {own}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..ir import F32, READS, Array, ModelSpec
+from ..ir import F32, READS, Array, ModelSpec, module_name
 from ..source.source import Stored
 from .mixes import BASE, Mix
 from .tensor import OutTensor, choose, n_bytes, unread
@@ -68,7 +68,7 @@ class Encoding:
         """[row length]: mean squares of the inputs that a weight's columns multiply, 1 on average. None for
         tables, and if no text was read."""
         layer, role = split(tensor.name)
-        stem = role.partition(".")[0]
+        stem = module_name(role)
         if self.importance is None or layer is None or tensor.kind != "weight":
             return None
         if layer >= len(self.importance):  # after the layers that the text passed

@@ -19,7 +19,7 @@ def mixed(live: Any, spec: ModelSpec, x: Tensor) -> Tensor:
     """live: a layer with the modules attn_qkv, attn_gate, ssm_* of its tensors. x [n, T, d] -> [n, T, d]."""
     sizes = DeltaNetSizes.of(spec)
     n_k, width, keys = sizes.n_k, sizes.width, sizes.n_k * sizes.width
-    rows = convolved(live.attn_qkv(x), live.ssm_conv1d)
+    rows = functional.silu(convolved(live.attn_qkv(x), live.ssm_conv1d))
     q, k, v = rows.split((keys, keys, sizes.inner), dim=-1)
     q, k, v = (part.unflatten(-1, (-1, width)) for part in (q, k, v))
     beta, alpha = _gates(live, x, n_k)

@@ -20,7 +20,8 @@ def mixed(live: Any, spec: ModelSpec, x: Tensor) -> Tensor:
     """live: a layer with the modules ssm_* of its tensors. x [n, T, d] -> [n, T, d]."""
     sizes = Mamba2Sizes.of(spec)
     gate, rows, step = live.ssm_in(x).split((sizes.inner, sizes.channels, sizes.heads), dim=-1)
-    parts = convolved(rows, live.ssm_conv1d).split((sizes.inner, sizes.shared, sizes.shared), dim=-1)
+    made = functional.silu(convolved(rows, live.ssm_conv1d))
+    parts = made.split((sizes.inner, sizes.shared, sizes.shared), dim=-1)
     counts = (sizes.heads, sizes.groups, sizes.groups)
     heads, writes, reads = (part.unflatten(-1, (n, -1)) for part, n in zip(parts, counts, strict=True))
     mixed = recurrence(*_RECURRENCE)(

@@ -27,11 +27,10 @@ def recurrence(module: str, name: str) -> Any:
 
 
 def convolved(rows: Tensor, kernels: Numbers) -> Tensor:
-    """rows [n, T, channels], kernels [channels, kernel]: of every channel the latest tokens, and SiLU."""
+    """rows [n, T, channels], kernels [channels, kernel]: of every channel the latest tokens."""
     weight, bias = kernels.weight, kernels.bias
     padded = functional.pad(rows.transpose(1, 2), (weight.shape[1] - 1, 0))
-    made = functional.conv1d(padded, weight[:, None], bias, groups=len(weight))
-    return functional.silu(made).transpose(1, 2)
+    return functional.conv1d(padded, weight[:, None], bias, groups=len(weight)).transpose(1, 2)
 
 
 class Numbers(nn.Module):

@@ -61,7 +61,8 @@ class TokenizerFiles:
             found[int(token)] = (entry["content"], bool(entry.get("special")))
         for entry in self.json.get("added_tokens") or []:
             found[int(entry["id"])] = (entry["content"], bool(entry.get("special")))
-        return found
+        kept = self.config.get("output_vocab_size")  # others are tokens of pictures and sounds
+        return found if kept is None else {token: each for token, each in found.items() if token < kept}
 
 
 @dataclass

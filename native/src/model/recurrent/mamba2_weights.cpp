@@ -1,4 +1,4 @@
-#include "model/mamba2_weights.h"
+#include "model/recurrent/mamba2_weights.h"
 
 #include "base/error.h"
 

@@ -1,4 +1,4 @@
-#include "model/delta_net_weights.h"
+#include "model/recurrent/delta_net_weights.h"
 
 #include "base/error.h"
 
