@@ -47,16 +47,18 @@ def main(argv: Sequence[str]) -> int:
         import uvicorn
 
         from latentkv.server import listening
+        from latentkv.server.access.guard import hosts_of, is_loopback
         from latentkv.server.app import create_app
-        from latentkv.server.guard import hosts_of, is_loopback
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("latentkv"):
             raise
         hint = "pip install 'latentkv[server]'"
         raise expected("serve", "the extra server", f"no {error.name}", hint) from None
+    keys = _keys(args)
+    if args.isolate and not keys:
+        raise expected("--isolate", "--api-key or --api-key-file beside it", "none")
     if args.keep and not args.context_shift:
         raise expected("--keep", "--context-shift beside it", "none")
-    keys = _keys(args)
     if not is_loopback(args.host) and not keys:
         print(f"warning: {args.host} can be reached from elsewhere and no --api-key is set", file=sys.stderr)
     sockets = listening.bound(args.host, args.port)
@@ -102,6 +104,7 @@ def _serving(args: argparse.Namespace) -> Serving:
     from latentkv.sampling.options import SamplingOptions
     from latentkv.sampling.recommended import recommended
     from latentkv.server.about import about
+    from latentkv.server.access.salts import Salts
     from latentkv.server.serving import Serving
 
     n_ctx = args.ctx_size
@@ -147,6 +150,7 @@ def _serving(args: argparse.Namespace) -> Serving:
         args.embd_normalize,
         path=str(args.model),
         strict_model=args.strict_model,
+        salts=Salts(None if scheduler.store is None else scheduler.store.folder, args.isolate),
     )
     serving.recall()
     return serving
@@ -282,6 +286,11 @@ def _add_server(group: Any) -> None:
         "--api-key", action="append", type=text, metavar="KEY", help="require this key; may be repeated"
     )
     group.add_argument("--api-key-file", metavar="FILE", help="the same, a key on each line")
+    group.add_argument(
+        "--isolate",
+        action="store_true",
+        help="share no cached beginning, and no stored response, between API keys",
+    )
     group.add_argument(
         "--cors",
         action="append",

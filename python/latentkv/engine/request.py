@@ -54,6 +54,7 @@ class Request:
     scores_prompt: the first piece is the prompt with the log-probabilities of its tokens, at offsets below 0;
     all of it is computed.
     pooling: the prompt is embedded, and nothing follows it. One of POOLINGS.
+    salt: whose beginnings it may go on from, and who may go on from its own: requests with the same.
     """
 
     prompt: Sequence[int]
@@ -70,6 +71,7 @@ class Request:
     reuses: bool = True  # goes on from what is cached of its prompt
     slot: int = -1  # the sequence that it has to be in; -1: any
     pooling: str | None = None
+    salt: str = ""
 
 
 @dataclass

@@ -171,6 +171,7 @@ class Slot:
     used: int = 0  # when it last had a job, in jobs
     shifted_at: int | None = None  # tokens from here on were computed after some that are gone
     lent: int = 0  # of its tokens, how many another sequence may hold too
+    salt: str = ""  # of the request that its tokens came with
 
     @property
     def has_read(self) -> bool:

@@ -86,6 +86,7 @@ def asked(body: ChatBody, serving: Serving) -> tuple[ChatPrompt, list[Request]]:
         body.response_format,
         serving.check_length,
         serving.memory,
+        serving.salt(body.cache_salt),
         parallel_tool_calls=body.parallel_tool_calls,
         chat_template_kwargs=body.template_kwargs(),
         **body.ending(),
@@ -99,7 +100,7 @@ def asked(body: ChatBody, serving: Serving) -> tuple[ChatPrompt, list[Request]]:
             stop=body.stops() + prompt.stop,
             logprobs=body.rivals(),
             ignore_eos=body.ignore_eos,
-            **body.manner(),
+            **body.manner(serving.salt),
             shown=prompt.shown,
         )
         for choice in range(body.n)
