@@ -105,6 +105,7 @@ def _serving(args: argparse.Namespace) -> Serving:
     from latentkv.sampling.recommended import recommended
     from latentkv.server.about import about
     from latentkv.server.access.salts import Salts
+    from latentkv.server.responses.stored import StoredResponses
     from latentkv.server.serving import Serving
 
     n_ctx = args.ctx_size
@@ -138,6 +139,7 @@ def _serving(args: argparse.Namespace) -> Serving:
     with suppress(ValueError):  # without llguidance: a grammar is refused when it comes
         # up to half a second, which later all answers would wait for
         LlamaGrammar.from_json_schema({"type": "object"}).prepare(model)
+    folder = None if scheduler.store is None else scheduler.store.folder
     serving = Serving(
         model,
         Engine(scheduler),
@@ -150,7 +152,10 @@ def _serving(args: argparse.Namespace) -> Serving:
         args.embd_normalize,
         path=str(args.model),
         strict_model=args.strict_model,
-        salts=Salts(None if scheduler.store is None else scheduler.store.folder, args.isolate),
+        salts=Salts(folder, args.isolate),
+        responses=StoredResponses(
+            args.stored_responses << 20, None if folder is None else folder / "responses"
+        ),
     )
     serving.recall()
     return serving
@@ -347,6 +352,14 @@ def _add_server(group: Any) -> None:
         default=10240,
         metavar="MIB",
         help="size limit of that folder (default: 10240)",
+    )
+    group.add_argument(
+        "--stored-responses",
+        type=number(ranges.Range(0, 1 << 16)),
+        default=64,
+        metavar="MIB",
+        help="memory for responses that previous_response_id continues, and size limit of their files in "
+        "--cache-dir (default: 64, 0 = none are stored)",
     )
     group.add_argument(
         "--context-shift",

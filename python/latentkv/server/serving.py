@@ -25,6 +25,7 @@ from latentkv.server import errors
 from latentkv.server.access.guard import KEY
 from latentkv.server.access.salts import Salts
 from latentkv.server.answering import Answering, Inbox
+from latentkv.server.responses.stored import StoredResponses
 from latentkv.text import utf8
 
 
@@ -44,6 +45,7 @@ class Serving:
     created: int = field(default_factory=lambda: int(time.time()))
     strict_model: bool = False
     salts: Salts = field(default_factory=Salts)
+    responses: StoredResponses = field(default_factory=StoredResponses)
     key: str = ""  # of the caller, where each has its own beginnings
     _callers: dict[str, Serving] = field(default_factory=dict)
 
