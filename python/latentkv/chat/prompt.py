@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from latentkv.chat.memory import AnswerMemory
 from latentkv.chat.messages import Message, plain_messages
 from latentkv.chat.template import ChatTemplate
+from latentkv.chat.thoughts import ThoughtTags
 from latentkv.chat.tools import Tools, ToolUse, is_strict
 from latentkv.chat.untagged import UntaggedParser
 from latentkv.errors import expected
@@ -32,6 +33,7 @@ class ChatPrompt:
     shown: frozenset[int]
     stop: list[str]
     parser: ChatParser
+    thoughts: ThoughtTags | None = None
     text: str = ""  # text of the tokens, without those that the vocabulary adds
     remember: Callable[[Message, Sequence[int], int | None], None] | None = None
 
@@ -88,6 +90,7 @@ def chat_request(
         shown=_special_tokens(model, rendered.special),
         stop=list(rendered.stop),
         parser=_parser(rendered.parser, use, offered, schema, options),
+        thoughts=rendered.thoughts,
         text=rendered.text,
         remember=None if memory is None else partial(memory.remember, model, asked),
     )

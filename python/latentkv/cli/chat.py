@@ -11,7 +11,7 @@ from typing import Any
 
 from latentkv import ranges
 from latentkv.cli import _options as options
-from latentkv.cli._sampling import add_sampling, sampling_options
+from latentkv.cli._sampling import add_sampling, add_thoughts, note_thoughts, sampling_options
 from latentkv.console.arguments import Parser, number, number_or_auto
 from latentkv.console.reading import read_stream, read_text
 from latentkv.errors import expected
@@ -56,6 +56,7 @@ def main(argv: Sequence[str]) -> int:
         **fit.options,
     )
     sampling.setdefault("temperature", llama.recommended.get("temperature", SamplingOptions.temperature))
+    note_thoughts(args.reasoning_budget, lambda: llama.chat_template)
     console = Console(color=_COLOR[args.color], quiet=args.quiet)
     if llama.n_ctx() > llama.model.n_ctx_train:
         console.warn(
@@ -70,6 +71,10 @@ def main(argv: Sequence[str]) -> int:
         seed=args.seed,
         sampling=sampling,
         template=args.chat_template_kwargs,
+        thoughts={
+            "reasoning_budget_tokens": args.reasoning_budget,
+            "reasoning_budget_message": args.reasoning_budget_message,
+        },
     )
     with llama:
         if prompt is None:
@@ -83,6 +88,8 @@ def _require_sense(args: argparse.Namespace, prompt: str | None) -> None:
     """Refuses options of which one would not count."""
     if args.system and args.system_file is not None:
         raise expected("-sys, -sysf", "one of them", "both")
+    if args.reasoning_budget_message is not None and args.reasoning_budget < 0:
+        raise expected("--reasoning-budget-message", "--reasoning-budget beside it", "none")
     if not args.raw:
         return
     if prompt is None:
@@ -92,6 +99,7 @@ def _require_sense(args: argparse.Namespace, prompt: str | None) -> None:
         "-sysf": args.system_file,
         "--chat-template-file": args.chat_template_file,
         "--chat-template-kwargs": args.chat_template_kwargs,
+        "--reasoning-budget": args.reasoning_budget >= 0,
     }
     for name, value in of_templates.items():
         if value:
@@ -195,5 +203,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-q", "--quiet", action="store_true", help="no line of statistics after an answer")
     options.add_cache(parser)
     options.add_compute(parser)
+    add_thoughts(parser)
     add_sampling(parser)
     return parser

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from latentkv import ranges
 from latentkv.cli import _options as options
-from latentkv.cli._sampling import add_sampling, sampling_options
+from latentkv.cli._sampling import add_sampling, add_thoughts, note_thoughts, sampling_options
 from latentkv.console.arguments import Parser, number, number_or_auto, text
 from latentkv.console.printable import printable
 from latentkv.console.reading import read_text
@@ -121,6 +121,7 @@ def _serving(args: argparse.Namespace) -> Serving:
         require_all_tokens("--context-shift", session)
     sink = cache.sink if cache.sink >= 0 else model.regions["sink"]
     template = template_of(model, None, options.template(args))
+    note_thoughts(args.reasoning_budget, lambda: template)
     drawn = recommended(model.metadata) | sampling_options(args) | {"seed": args.seed}
     if args.repeat_last_n is not None:
         drawn["penalty_last_n"] = args.repeat_last_n
@@ -152,6 +153,8 @@ def _serving(args: argparse.Namespace) -> Serving:
         args.embd_normalize,
         path=str(args.model),
         strict_model=args.strict_model,
+        reasoning_budget=args.reasoning_budget,
+        reasoning_budget_message=args.reasoning_budget_message,
         salts=Salts(folder, args.isolate),
         responses=StoredResponses(
             args.stored_responses << 20, None if folder is None else folder / "responses"
@@ -232,6 +235,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_server(parser.add_argument_group("server"))
     options.add_cache(parser)
     options.add_compute(parser)
+    add_thoughts(parser)
     add_sampling(parser)
     return parser
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentkv import _core
+from latentkv.chat.thoughts import ThoughtCloser
 from latentkv.engine.lines import Lines
 from latentkv.engine.request import Request, Ticket
 from latentkv.generate.scores import PromptScores, drawn_score, token_score
@@ -45,6 +46,7 @@ class Job:
             partial(_score, model, self.sampler, request) if is_scored else None,
             closing_of(model, request.sampling.grammar),
             {token: model.token_to_piece(token, True) for token in request.shown},
+            None if request.thoughts is None else ThoughtCloser(model, request.thoughts),
         )
         ticket.progress.tokens = self.writer.tokens
         self._prompt = (

@@ -10,6 +10,19 @@ from pydantic import BaseModel, Field
 from latentkv.engine.lines import LineLimits
 
 
+class BudgetFields(BaseModel):
+    """How long a model may think, for every route of chats; -1: as the command line says."""
+
+    reasoning_budget_tokens: Annotated[int, Field(ge=-1)] = -1
+    thinking_budget_tokens: Annotated[int, Field(ge=-1)] = -1  # the same
+    reasoning_budget_message: Annotated[str, Field(max_length=4096)] | None = None
+
+    def budget(self, default: int) -> int:
+        """Tokens of a thought; -1: as many as the model likes."""
+        asked = (self.reasoning_budget_tokens, self.thinking_budget_tokens)
+        return next((each for each in asked if each >= 0), default)
+
+
 class LlamaFields(BaseModel):
     cache_prompt: bool = True
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None  # vLLM's

@@ -44,6 +44,8 @@ class Serving:
     path: str = ""  # path of the model's file
     created: int = field(default_factory=lambda: int(time.time()))
     strict_model: bool = False
+    reasoning_budget: int = -1  # tokens of a thought, where a request does not say
+    reasoning_budget_message: str | None = None
     salts: Salts = field(default_factory=Salts)
     responses: StoredResponses = field(default_factory=StoredResponses)
     key: str = ""  # of the caller, where each has its own beginnings

@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field
 
 from latentkv.errors import expected
 from latentkv.server.fields import Ignored, unless_null
+from latentkv.server.llama_fields import BudgetFields
 from latentkv.server.responses.items import messages_of, tools_in
 from latentkv.server.responses.tools import Tools
 from latentkv.server.schemas import Body, ChatBody, Sampling, StreamOptions, Text
@@ -60,7 +61,7 @@ class ResponsesRefused(BaseModel):
     image: Annotated[Any, unless_null("models here read text")] = None
 
 
-class ResponsesBody(Sampling, ResponsesIgnored, ResponsesRefused):
+class ResponsesBody(Sampling, BudgetFields, ResponsesIgnored, ResponsesRefused):
     input: Text | list[dict[str, Any]]
     previous_response_id: Annotated[str, Field(max_length=64)] | None = None
     model: str | None = None
@@ -95,7 +96,7 @@ class ResponsesBody(Sampling, ResponsesIgnored, ResponsesRefused):
         except ValueError:
             raise expected("body", "finite numbers", "NaN or infinity") from None
         utf8(text, "body")
-        fields = {name: getattr(self, name) for name in Sampling.model_fields}
+        fields = {name: getattr(self, name) for name in (*Sampling.model_fields, *BudgetFields.model_fields)}
         return ChatBody(
             **fields,
             messages=messages_of(self.input, self.instructions),

@@ -56,7 +56,7 @@ class ResponseShape(Beginning):
         serving: Serving,
         blocks: Blocks,
         progress: Progress,
-        keep: Callable[[dict[str, Any]], None],
+        keep: Callable[[dict[str, Any]], None] = lambda response: None,
     ) -> None:
         """keep takes the whole response, at its end."""
         super().__init__(body, serving)
