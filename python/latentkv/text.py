@@ -28,14 +28,14 @@ class Utf8Stream:
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._is_whole = True  # no part of a character waits
+        self.is_whole = True  # no part of a character waits
 
     def push(self, piece: bytes) -> str:
         """The characters that `piece` completes; invalid bytes become U+FFFD."""
-        if self._is_whole and piece.isascii():
+        if self.is_whole and piece.isascii():
             return piece.decode("ascii")
         text = self._decoder.decode(piece)
-        self._is_whole = not self._decoder.getstate()[0]
+        self.is_whole = not self._decoder.getstate()[0]
         return text
 
     def flush(self) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from latentkv.chat.memory import AnswerMemory
 from latentkv.chat.messages import Message, plain_messages
 from latentkv.chat.template import ChatTemplate
+from latentkv.chat.thoughts import ThoughtTags
 from latentkv.chat.tools import Tools, ToolUse, is_strict
 from latentkv.chat.untagged import UntaggedParser
 from latentkv.errors import expected
@@ -32,6 +33,7 @@ class ChatPrompt:
     shown: frozenset[int]
     stop: list[str]
     parser: ChatParser
+    thoughts: ThoughtTags | None = None
     text: str = ""  # text of the tokens, without those that the vocabulary adds
     remember: Callable[[Message, Sequence[int], int | None], None] | None = None
 
@@ -45,13 +47,15 @@ def chat_request(
     response_format: Mapping[str, Any] | None = None,
     check_length: Callable[[int], None] | None = None,
     memory: AnswerMemory | None = None,
+    salt: str = "",
     **options: Any,
 ) -> ChatPrompt:
     """The model's input for an answer to `messages`.
 
     check_length: may refuse a text of this many bytes before it is tokenized. memory: earlier answers, which
-    keep the tokens that the model wrote. options: those of ChatTemplates.apply that the calls pass on:
-    parallel_tool_calls, chat_template_kwargs, continue_final_message, reasoning_format."""
+    keep the tokens that the model wrote; salt: whose of them count. options: those of
+    ChatTemplates.apply that the calls pass on: parallel_tool_calls, chat_template_kwargs,
+    continue_final_message, reasoning_format."""
     use = use or ToolUse()
     schema = response_schema(response_format)
     offered = use.tools
@@ -66,8 +70,9 @@ def chat_request(
     if use.shown:
         choice = use.choice if offered else "none"
         written |= {"tools": list(use.shown), "allowed": list(offered), "tool_choice": choice}
+    seen = _seen(written) | ({"salt": salt} if salt else {})
     if memory is not None:
-        messages = memory.with_thoughts(plain_messages(messages), _seen(written))
+        messages = memory.with_thoughts(plain_messages(messages), seen)
     rendered = template.apply(messages, **written)
     grammar = grammar or _grammar(rendered.grammar, use, schema, options.get("parallel_tool_calls") is False)
     if grammar is not None:
@@ -75,16 +80,17 @@ def chat_request(
     text = utf8(rendered.text, "prompt")
     if check_length is not None:
         check_length(len(text))
-    tokens = _known(model, template, messages, written, rendered.text, memory)
+    tokens = _known(model, template, messages, written, seen, rendered.text, memory)
     if tokens is None:
         tokens = list(model.tokenize(text, True, True))
-    asked = (messages, _seen(written), rendered.text, tokens)
+    asked = (messages, seen, rendered.text, tokens)
     return ChatPrompt(
         tokens=tokens,
         grammar=grammar,
         shown=_special_tokens(model, rendered.special),
         stop=list(rendered.stop),
         parser=_parser(rendered.parser, use, offered, schema, options),
+        thoughts=rendered.thoughts,
         text=rendered.text,
         remember=None if memory is None else partial(memory.remember, model, asked),
     )
@@ -121,6 +127,7 @@ def _known(
     template: ChatTemplate,
     messages: Sequence[Message],
     written: Mapping[str, Any],
+    seen: Mapping[str, Any],
     text: str,
     memory: AnswerMemory | None,
 ) -> list[int] | None:
@@ -131,7 +138,7 @@ def _known(
     def render(begun: Sequence[Message]) -> str:
         return template.apply(begun, **{**written, "add_generation_prompt": False}).text
 
-    return memory.tokens(model, messages, _seen(written), text, render)
+    return memory.tokens(model, messages, seen, text, render)
 
 
 def _seen(written: Mapping[str, Any]) -> dict[str, Any]:

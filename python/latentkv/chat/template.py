@@ -18,6 +18,7 @@ from latentkv.chat.formats import BUILT_IN
 from latentkv.chat.forms import forms, n_lost
 from latentkv.chat.holes import Holes
 from latentkv.chat.messages import Message, plain_messages
+from latentkv.chat.thoughts import ThoughtTags
 from latentkv.chat.tools import is_strict, plain_tools, shown
 from latentkv.chat.typed import typed
 from latentkv.errors import expected
@@ -39,6 +40,7 @@ class RenderedChat:
     special: Sequence[str]
     stop: Sequence[str]
     parser: ChatParser
+    thoughts: ThoughtTags | None = None
 
 
 class ChatTemplate:
@@ -70,6 +72,11 @@ class ChatTemplate:
     def capabilities(self) -> Mapping[str, bool]:
         """supports_tools, supports_tool_calls, supports_system_role, supports_parallel_tool_calls, …"""
         return self._native.capabilities
+
+    @property
+    def thinks(self) -> bool:
+        """Whether it tells thoughts from answers."""
+        return self._native.supports_thinking
 
     def apply(self, messages: Sequence[Message], **options: Any) -> RenderedChat:
         """`options` are those of ChatTemplates.apply (_core.pyi): tools, tool_choice, json_schema,
@@ -121,6 +128,7 @@ class ChatTemplate:
             special=prompt["preserved_tokens"],
             stop=list(dict.fromkeys([*self.stop, *text["additional_stops"], *prompt["additional_stops"]])),
             parser=prompt["parser"],
+            thoughts=ThoughtTags.of(text),
         )
 
     def _accepted(self, request: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -28,13 +28,14 @@ class Conversation:
         seed: int,
         sampling: dict[str, Any],
         template: dict[str, Any],
+        thoughts: dict[str, Any],
     ) -> None:
         self.llama = llama
         self.system = system
         self.turns: list[dict[str, str]] = []
         self._console = console
         self._seed = seed
-        self._template = template
+        self._chat = {"chat_template_kwargs": template, **thoughts}
         self._is_cut = False  # the last answer, by its length
         self._options = {"max_tokens": max_tokens, "stop": stop, "stream": True, **sampling}
 
@@ -100,7 +101,7 @@ class Conversation:
     def _answer(self) -> bool:
         """Streams the answer to the last turn and keeps it; whether Ctrl-C cut it."""
         chunks = self.llama.create_chat_completion(
-            self.messages, seed=self._seed, chat_template_kwargs=self._template, **self._options
+            self.messages, seed=self._seed, **self._chat, **self._options
         )
         text, interrupted = self._show(
             {**chunk["choices"][0], "text": chunk["choices"][0]["delta"].get("content", "")}

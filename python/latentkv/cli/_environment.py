@@ -21,6 +21,7 @@ _OTHERS = {  # whose flags have other names
     "LLAMA_ARG_STATIC_PATH": "--path",
     "LLAMA_ARG_THINK": "--reasoning-format",
     "LLAMA_ARG_THINK_BUDGET": "--reasoning-budget",
+    "LLAMA_ARG_THINK_BUDGET_MESSAGE": "--reasoning-budget-message",
     "LLAMA_ARG_UBATCH": "--ubatch-size",
 }
 _ON, _OFF = ("on", "enabled", "true", "1"), ("off", "disabled", "false", "0")

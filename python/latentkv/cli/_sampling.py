@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from latentkv import ranges
@@ -11,7 +13,33 @@ from latentkv.console.reading import read_text
 from latentkv.errors import expected
 
 if TYPE_CHECKING:
+    from latentkv.chat.template import ChatTemplate
     from latentkv.sampling.grammar import LlamaGrammar
+
+
+def add_thoughts(parser: argparse.ArgumentParser) -> None:
+    """llama.cpp's options of how long a model thinks."""
+    group = parser.add_argument_group("thinking")
+    group.add_argument(
+        "--reasoning-budget",
+        type=number(ranges.Range(0, special={-1: "as many as the model likes"})),
+        default=-1,
+        metavar="N",
+        help="tokens that a model may think before it answers (default: -1, as many as it likes; 0 = none)",
+    )
+    group.add_argument(
+        "--reasoning-budget-message",
+        type=text,
+        metavar="TEXT",
+        help="the last line of a thought that is ended like this (default: a sentence; '' = none)",
+    )
+
+
+def note_thoughts(budget: int, template: Callable[[], ChatTemplate]) -> None:
+    """Says where a budget has nothing to limit."""
+    if budget >= 0 and not template().thinks:
+        said = "limits nothing: the chat template does not tell thoughts from answers"
+        print(f"note: --reasoning-budget {said}", file=sys.stderr)
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from latentkv import ranges
 from latentkv.cli import _options as options
-from latentkv.cli._sampling import add_sampling, sampling_options
+from latentkv.cli._sampling import add_sampling, add_thoughts, note_thoughts, sampling_options
 from latentkv.console.arguments import Parser, number, number_or_auto
 from latentkv.console.reading import read_stream, read_text
 from latentkv.errors import expected
@@ -60,6 +60,7 @@ def main(argv: Sequence[str]) -> int:
     if most and not llama.session.is_recurrent and llama.session.evict == "none":
         llama.draft_model = AdaptiveLookup(most, on_gpu(llama.session))
     sampling.setdefault("temperature", llama.recommended.get("temperature", SamplingOptions.temperature))
+    note_thoughts(args.reasoning_budget, lambda: llama.chat_template)
     console = Console(color=_COLOR[args.color], quiet=args.quiet)
     if llama.n_ctx() > llama.model.n_ctx_train:
         console.warn(
@@ -74,6 +75,10 @@ def main(argv: Sequence[str]) -> int:
         seed=args.seed,
         sampling=sampling,
         template=args.chat_template_kwargs,
+        thoughts={
+            "reasoning_budget_tokens": args.reasoning_budget,
+            "reasoning_budget_message": args.reasoning_budget_message,
+        },
     )
     with llama:
         if prompt is None:
@@ -87,6 +92,8 @@ def _require_sense(args: argparse.Namespace, prompt: str | None) -> None:
     """Refuses options of which one would not count."""
     if args.system and args.system_file is not None:
         raise expected("-sys, -sysf", "one of them", "both")
+    if args.reasoning_budget_message is not None and args.reasoning_budget < 0:
+        raise expected("--reasoning-budget-message", "--reasoning-budget beside it", "none")
     if not args.raw:
         return
     if prompt is None:
@@ -96,6 +103,7 @@ def _require_sense(args: argparse.Namespace, prompt: str | None) -> None:
         "-sysf": args.system_file,
         "--chat-template-file": args.chat_template_file,
         "--chat-template-kwargs": args.chat_template_kwargs,
+        "--reasoning-budget": args.reasoning_budget >= 0,
     }
     for name, value in of_templates.items():
         if value:
@@ -200,5 +208,6 @@ def _parser() -> argparse.ArgumentParser:
     options.add_cache(parser)
     options.add_compute(parser)
     options.add_drafts(parser.add_argument_group("guesses"))
+    add_thoughts(parser)
     add_sampling(parser)
     return parser

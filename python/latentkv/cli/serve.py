@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from latentkv import ranges
 from latentkv.cli import _options as options
-from latentkv.cli._sampling import add_sampling, sampling_options
+from latentkv.cli._sampling import add_sampling, add_thoughts, note_thoughts, sampling_options
 from latentkv.console.arguments import Parser, number, number_or_auto, text
 from latentkv.console.printable import printable
 from latentkv.console.reading import read_text
@@ -48,16 +48,18 @@ def main(argv: Sequence[str]) -> int:
         import uvicorn
 
         from latentkv.server import listening
+        from latentkv.server.access.guard import hosts_of, is_loopback
         from latentkv.server.app import create_app
-        from latentkv.server.guard import hosts_of, is_loopback
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("latentkv"):
             raise
         hint = "pip install 'latentkv[server]'"
         raise expected("serve", "the extra server", f"no {error.name}", hint) from None
+    keys = _keys(args)
+    if args.isolate and not keys:
+        raise expected("--isolate", "--api-key or --api-key-file beside it", "none")
     if args.keep and not args.context_shift:
         raise expected("--keep", "--context-shift beside it", "none")
-    keys = _keys(args)
     if not is_loopback(args.host) and not keys:
         print(f"warning: {args.host} can be reached from elsewhere and no --api-key is set", file=sys.stderr)
     sockets = listening.bound(args.host, args.port)
@@ -104,6 +106,8 @@ def _serving(args: argparse.Namespace) -> Serving:
     from latentkv.sampling.options import SamplingOptions
     from latentkv.sampling.recommended import recommended
     from latentkv.server.about import about
+    from latentkv.server.access.salts import Salts
+    from latentkv.server.responses.stored import StoredResponses
     from latentkv.server.serving import Serving
 
     n_ctx = args.ctx_size
@@ -119,6 +123,7 @@ def _serving(args: argparse.Namespace) -> Serving:
         require_all_tokens("--context-shift", session)
     sink = cache.sink if cache.sink >= 0 else model.regions["sink"]
     template = template_of(model, None, options.template(args))
+    note_thoughts(args.reasoning_budget, lambda: template)
     drawn = recommended(model.metadata) | sampling_options(args) | {"seed": args.seed}
     if args.repeat_last_n is not None:
         drawn["penalty_last_n"] = args.repeat_last_n
@@ -138,6 +143,7 @@ def _serving(args: argparse.Namespace) -> Serving:
     with suppress(ValueError):  # without llguidance: a grammar is refused when it comes
         # up to half a second, which later all answers would wait for
         LlamaGrammar.from_json_schema({"type": "object"}).prepare(model)
+    folder = None if scheduler.store is None else scheduler.store.folder
     serving = Serving(
         model,
         Engine(scheduler),
@@ -150,6 +156,12 @@ def _serving(args: argparse.Namespace) -> Serving:
         args.embd_normalize,
         path=str(args.model),
         strict_model=args.strict_model,
+        reasoning_budget=args.reasoning_budget,
+        reasoning_budget_message=args.reasoning_budget_message,
+        salts=Salts(folder, args.isolate),
+        responses=StoredResponses(
+            args.stored_responses << 20, None if folder is None else folder / "responses"
+        ),
     )
     serving.recall()
     return serving
@@ -227,6 +239,7 @@ def _parser() -> argparse.ArgumentParser:
     options.add_cache(parser)
     options.add_compute(parser)
     options.add_drafts(parser.add_argument_group("guesses"))
+    add_thoughts(parser)
     add_sampling(parser)
     return parser
 
@@ -287,6 +300,11 @@ def _add_server(group: Any) -> None:
     )
     group.add_argument("--api-key-file", metavar="FILE", help="the same, a key on each line")
     group.add_argument(
+        "--isolate",
+        action="store_true",
+        help="share no cached beginning, and no stored response, between API keys",
+    )
+    group.add_argument(
         "--cors",
         action="append",
         type=text,
@@ -342,6 +360,14 @@ def _add_server(group: Any) -> None:
         default=10240,
         metavar="MIB",
         help="size limit of that folder (default: 10240)",
+    )
+    group.add_argument(
+        "--stored-responses",
+        type=number(ranges.Range(0, 1 << 16)),
+        default=64,
+        metavar="MIB",
+        help="memory for responses that previous_response_id continues, and size limit of their files in "
+        "--cache-dir (default: 64, 0 = none are stored)",
     )
     group.add_argument(
         "--context-shift",

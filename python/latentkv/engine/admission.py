@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 
-from latentkv.engine.request import Ticket
+from latentkv.engine.request import Request, Ticket
 from latentkv.engine.room import LEAST_PARKED, TILE, Room
 from latentkv.engine.slot import Slot
 
@@ -22,13 +21,13 @@ class Admission:
     def is_read_now(self, idle: list[Slot], ticket: Ticket) -> bool:
         """Whether another request reads what this prompt begins with, more than an idle sequence has of it:
         choices of one request, clients with one system prompt. It is lent when it is read."""
-        prompt, sequences = ticket.request.prompt, self.sequences
-        if ticket.request.scores_prompt or not ticket.request.reuses:
+        request, sequences = ticket.request, self.sequences
+        if request.scores_prompt or not request.reuses:
             return False
-        most = max(sequences.kept(slot, prompt) for slot in idle)
-        most = max(most, *(sequences.shared(slot, prompt) for slot in sequences.slots))
+        most = max(sequences.kept(slot, request) for slot in idle)
+        most = max(most, *(sequences.shared(slot, request) for slot in sequences.slots))
         readers = (slot for slot in sequences.running if not slot.has_read and not slot.embeds)
-        return any(sequences.lendable(slot, prompt) > most + TILE for slot in readers)
+        return any(sequences.lendable(slot, request) > most + TILE for slot in readers)
 
     def waits(self, idle: list[Slot], ticket: Ticket) -> bool:
         """Whether another request is worth waiting for. Texts to embed take one conversation's sequence at
@@ -40,15 +39,15 @@ class Admission:
     def place(self, idle: list[Slot], ticket: Ticket) -> tuple[Slot, int, int, int] | None:
         """A sequence for the request, how many of its tokens the prompt goes on from, and how many tokens the
         answer may have now and in all; None: there is no room."""
-        prompt = ticket.request.prompt
-        slot = self._chosen(idle, prompt) if ticket.request.reuses else min(idle, key=_loss)
-        if ticket.request.scores_prompt or not ticket.request.reuses:
+        request, prompt = ticket.request, ticket.request.prompt
+        slot = self._chosen(idle, request) if request.reuses else min(idle, key=_loss)
+        if request.scores_prompt or not request.reuses:
             self.room.park(slot)
             keep = 0
         else:
-            keep = self._rewind(slot, prompt)
+            keep = self._rewind(slot, request)
         room = self.n_ctx_seq - len(prompt)
-        asked = ticket.request.max_tokens
+        asked = request.max_tokens
         hard = self._hard_limit(asked, room)
         share = max(1, self.session.n_ctx // len(self.sequences.slots) - len(prompt))
         limit = min(hard, room, room if asked >= 0 else share)
@@ -57,15 +56,16 @@ class Admission:
                 return None
             self.room.park(slot)  # alone, but for broken blocks of what it keeps
             keep = 0
+        slot.salt = request.salt  # what it holds is of no other
         return slot, keep, limit, hard
 
-    def _chosen(self, idle: list[Slot], prompt: Sequence[int]) -> Slot:
+    def _chosen(self, idle: list[Slot], request: Request) -> Slot:
         """The idle sequence that the prompt has most in common with. Where that has much more, another
         conversation, it lends its beginning to an empty sequence or the longest unused one."""
-        shared = {slot.seq: self.sequences.shared(slot, prompt) for slot in self.sequences.slots}
+        shared = {slot.seq: self.sequences.shared(slot, request) for slot in self.sequences.slots}
 
         def order(slot: Slot) -> tuple[int, bool, bool, bool, int]:
-            keep = self.sequences.plan(slot, prompt)[0]
+            keep = self.sequences.plan(slot, request)[0]
             lent = max((count for seq, count in shared.items() if seq != slot.seq), default=0)
             stays = lent <= keep + TILE  # its own tokens are the prompt's beginning
             lost = len(slot.tokens) - keep if stays else len(slot.tokens)
@@ -80,14 +80,14 @@ class Admission:
             return asked if asked >= 0 else sys.maxsize
         return min(asked, room) if asked >= 0 else room
 
-    def _rewind(self, slot: Slot, prompt: Sequence[int]) -> int:
+    def _rewind(self, slot: Slot, request: Request) -> int:
         """Leaves in the slot what the prompt can go on from, or takes it from another one, as a token may
         belong to several sequences. Returns how many tokens that are."""
         sequences = self.sequences
-        keep, moves = sequences.plan(slot, prompt)
-        other = max(sequences.slots, key=lambda each: sequences.shared(each, prompt))
-        shared = sequences.shared(other, prompt)
-        if self.room.restore(slot, prompt, max(keep, shared) + TILE):
+        keep, moves = sequences.plan(slot, request)
+        other = max(sequences.slots, key=lambda each: sequences.shared(each, request))
+        shared = sequences.shared(other, request)
+        if self.room.restore(slot, request, max(keep, shared) + TILE):
             return len(slot.tokens)
         if shared > keep + TILE:
             self.room.park(slot)

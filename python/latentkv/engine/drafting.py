@@ -44,9 +44,9 @@ class Drafting:
             return []
         if job.lookup is None:
             tokens = [*job.ticket.request.prompt, *job.writer.tokens]
-            job.lookup = Lookup(tokens, self._past.of(None))
+            job.lookup = Lookup(tokens, self._past.of(job.ticket.request.salt))
         return job.lookup.guesses(step, most)
 
     def finish(self, job: Job) -> None:
         """An answer has ended."""
-        self._past.add(None, job.writer.tokens)
+        self._past.add(job.ticket.request.salt, job.writer.tokens)

@@ -20,7 +20,8 @@ SHARED, END = ".rows", ".state"  # files of such a piece, and of the end of a se
 
 @dataclass(eq=False)
 class Piece:
-    """`tokens`: of the whole sequence, where this is its end; `shared`: names of the pieces before it."""
+    """`tokens`: of the whole sequence, where this is its end; `shared`: names of the pieces before it;
+    `salt`: of who may go on from it."""
 
     name: str
     n_bytes: int
@@ -28,6 +29,7 @@ class Piece:
     path: Path | None = None
     tokens: Sequence[int] = ()
     shared: Sequence[str] = ()
+    salt: str = ""
     holders: int = 0
 
     def read(self) -> bytes | None:
@@ -44,7 +46,8 @@ class Piece:
         """To a file, in place of memory. False, with a warning: the disk does not take it."""
         assert self.rows is not None
         path = folder / f"{self.name}{END if self.tokens else SHARED}"
-        state = LlamaState(list(self.tokens), self.rows, None, 0, {"shared": list(self.shared)})
+        told = {"shared": list(self.shared), "salt": self.salt}
+        state = LlamaState(list(self.tokens), self.rows, None, 0, told)
         try:
             # what a power cut damages is found by its checksum, and a step waits for no disk
             state.write(path, flushed=False)
@@ -121,9 +124,9 @@ def chunk_ends(settled: int, offset: int) -> list[int]:
     return list(range(offset + CHUNK, settled + 1, CHUNK))
 
 
-def chunk_names(tokens: Sequence[int], ends: Sequence[int], suffix: str) -> list[str]:
-    """A name says all tokens up to the end of its piece."""
-    names, digest, first = [], hashlib.sha256(), 0
+def chunk_names(tokens: Sequence[int], ends: Sequence[int], suffix: str, salt: str = "") -> list[str]:
+    """A name says all tokens up to the end of its piece, and whose they are."""
+    names, digest, first = [], hashlib.sha256(salt.encode()), 0
     for end in ends:
         digest.update(array("i", tokens[first:end]).tobytes())
         names.append(f"{digest.hexdigest()[:32]}-{suffix}")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from latentkv.chat.thoughts import ThoughtLimit
 from latentkv.engine.lines import LineLimits
 from latentkv.engine.outbox import Deliver, Outbox
 from latentkv.errors import LatentKVError
@@ -54,6 +55,8 @@ class Request:
     scores_prompt: the first piece is the prompt with the log-probabilities of its tokens, at offsets below 0;
     all of it is computed.
     pooling: the prompt is embedded, and nothing follows it. One of POOLINGS.
+    thoughts: how long the model may think before it answers.
+    salt: whose beginnings it may go on from, and who may go on from its own: requests with the same.
     """
 
     prompt: Sequence[int]
@@ -70,6 +73,8 @@ class Request:
     reuses: bool = True  # goes on from what is cached of its prompt
     slot: int = -1  # the sequence that it has to be in; -1: any
     pooling: str | None = None
+    thoughts: ThoughtLimit | None = None
+    salt: str = ""
 
 
 @dataclass

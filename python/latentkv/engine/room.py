@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import TYPE_CHECKING
+from functools import partial
 
 from latentkv.console.printable import printable
 from latentkv.engine.counters import Counters
+from latentkv.engine.request import Request
 from latentkv.engine.sequences import Sequences
 from latentkv.engine.slot import Slot
 from latentkv.engine.store import PrefixStore
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 TILE = 64  # cells that a sequence may take beyond its tokens: rows go in whole tiles
 LEAST_PARKED = 128  # tokens that are worth a place in the store
@@ -70,13 +68,16 @@ class Room:
         if self.store is None or len(slot.tokens) < LEAST_PARKED or slot.shifted_at is not None:
             return
         settled = self.session.seq_settled(slot.seq)
-        self.store.put(slot.tokens, lambda cuts: self.session.seq_state_parts(slot.seq, cuts), settled)
+        rows = partial(self.session.seq_state_parts, slot.seq)
+        self.store.put(slot.tokens, rows, settled, slot.salt)
 
-    def restore(self, slot: Slot, prompt: Sequence[int], least: int) -> bool:
+    def restore(self, slot: Slot, request: Request, least: int) -> bool:
         """Takes from the store what begins like the prompt, if `least` tokens of it can be kept."""
         if self.store is None:
             return False
-        key, worth = self.store.best(lambda tokens: self.sequences.worth(tokens, prompt))
+        key, worth = self.store.best(
+            lambda tokens: self.sequences.worth(tokens, request.prompt), request.salt
+        )
         if worth < least:
             return False
         tokens, is_own = self.store.tokens(key), self.store.is_own(key)
@@ -98,7 +99,7 @@ class Room:
             return False
         if is_coded:
             _note(f"{len(tokens)} tokens were kept in finer row formats, and are coded anew: bits are lost")
-        slot.tokens = list(tokens)
+        slot.tokens, slot.salt = list(tokens), request.salt
         self.sequences.cut(slot, self.sequences.resumable(slot, worth))
         self.counters.restored_tokens += len(slot.tokens)
         return True

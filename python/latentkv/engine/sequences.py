@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from latentkv.engine.request import Request
 from latentkv.engine.reuse import Move, Reuse
 from latentkv.engine.shift import Shift
 from latentkv.engine.slot import Slot
@@ -37,8 +38,10 @@ class Sequences:
         """How many of a sequence's tokens that are."""
         return kept(tokens, prompt, self.session.n_recent, self.rewinds)
 
-    def kept(self, slot: Slot, prompt: Sequence[int]) -> int:
-        keep = self.resumable(slot, self.worth(slot.tokens, prompt))
+    def kept(self, slot: Slot, request: Request) -> int:
+        if slot.salt != request.salt:
+            return 0
+        keep = self.resumable(slot, self.worth(slot.tokens, request.prompt))
         return keep if slot.shifted_at is None else min(keep, slot.shifted_at)
 
     def resumable(self, slot: Slot, count: int) -> int:
@@ -46,27 +49,30 @@ class Sequences:
         snapshot."""
         return self.session.seq_resumable(slot.seq, count) if self.session.is_recurrent else count
 
-    def shared(self, slot: Slot, prompt: Sequence[int]) -> int:
+    def shared(self, slot: Slot, request: Request) -> int:
         """How many tokens of the slot another sequence may hold too. A shift moves cells for all who hold
         them, and leaves those before `n_keep` where they are. Under eviction a sequence has what its own
         queries chose."""
         if self.session.evict != "none":
             return 0
-        keep = self.kept(slot, prompt)
+        keep = self.kept(slot, request)
         return keep if self.shift is None else self.resumable(slot, min(keep, self.shift.n_keep))
 
-    def lendable(self, slot: Slot, prompt: Sequence[int]) -> int:
+    def lendable(self, slot: Slot, request: Request) -> int:
         """The same of a slot that has read its prompt."""
         assert slot.job is not None
-        keep = self.resumable(slot, self.worth(slot.job.ticket.request.prompt, prompt))
+        read = slot.job.ticket.request
+        if read.salt != request.salt:
+            return 0
+        keep = self.resumable(slot, self.worth(read.prompt, request.prompt))
         if slot.shifted_at is not None:
             keep = min(keep, slot.shifted_at)
         return keep if self.shift is None else min(keep, self.shift.n_keep)
 
-    def plan(self, slot: Slot, prompt: Sequence[int]) -> tuple[int, list[Move]]:
+    def plan(self, slot: Slot, request: Request) -> tuple[int, list[Move]]:
         """How many of its tokens the prompt can go on from, and what has to move for that."""
-        keep = self.kept(slot, prompt)
-        if self.reuse is not None and len(slot.tokens) > keep:
+        keep, prompt = self.kept(slot, request), request.prompt
+        if self.reuse is not None and len(slot.tokens) > keep and slot.salt == request.salt:
             start = common(slot.tokens, prompt)
             if slot.shifted_at is not None:
                 start = min(start, slot.shifted_at)
@@ -84,7 +90,7 @@ class Sequences:
             self.session.seq_cp(slot.seq, to.seq, 0, count)
         except ValueError:
             return False
-        to.tokens = slot.tokens[:count]
+        to.tokens, to.salt = slot.tokens[:count], slot.salt
         to.lent, slot.lent = count, max(slot.lent, count)
         return True
 
@@ -145,4 +151,4 @@ class Sequences:
 
     def is_empty(self, slot: Slot) -> None:
         """Says so of a slot whose tokens have gone."""
-        slot.tokens, slot.shifted_at, slot.lent = [], None, 0
+        slot.tokens, slot.shifted_at, slot.lent, slot.salt = [], None, 0, ""

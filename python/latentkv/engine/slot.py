@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentkv import _core
+from latentkv.chat.thoughts import ThoughtCloser
 from latentkv.drafts.lookup import Lookup
 from latentkv.engine.lines import Lines
 from latentkv.engine.request import Request, Ticket
@@ -46,6 +47,7 @@ class Job:
             partial(_score, model, self.sampler, request) if is_scored else None,
             closing_of(model, request.sampling.grammar),
             {token: model.token_to_piece(token, True) for token in request.shown},
+            None if request.thoughts is None else ThoughtCloser(model, request.thoughts),
         )
         ticket.progress.tokens = self.writer.tokens
         self.lookup: Lookup | None = None  # what guesses its tokens, once it has been asked
@@ -177,6 +179,7 @@ class Slot:
     used: int = 0  # when it last had a job, in jobs
     shifted_at: int | None = None  # tokens from here on were computed after some that are gone
     lent: int = 0  # of its tokens, how many another sequence may hold too
+    salt: str = ""  # of the request that its tokens came with
 
     @property
     def has_read(self) -> bool:

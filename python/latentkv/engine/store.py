@@ -9,8 +9,8 @@ The shared pieces are there once. Rows that a sequence alone has are its end: to
 those of layers with a sliding window, and all of it under eviction.
 
 A file is complete or absent, is checked when it is read, and lies in a folder named after the weights that it
-belongs to; its own name says its tokens and row formats. Nothing else is needed to find it again after a
-restart.
+belongs to; its own name says its tokens, salt and row formats. Nothing else is needed to find it again after
+a restart.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import os
 import weakref
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ class Entry:
 
     tokens: list[int]
     pieces: list[Piece]
+    salt: str = ""
     is_own: bool = True  # in the row formats of this store
     is_fit: bool = True  # to be coded in them
 
@@ -83,9 +85,9 @@ class PrefixStore:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def best(self, worth: Callable[[Sequence[int]], int]) -> tuple[str, int]:
-        """The key of the sequence that is worth most, and how much; ("", 0) if none is."""
-        fit = ((key, entry) for key, entry in self._entries.items() if entry.is_fit)
+    def best(self, worth: Callable[[Sequence[int]], int], salt: str = "") -> tuple[str, int]:
+        """The key of the sequence with this salt that is worth most, and how much; ("", 0) if none is."""
+        fit = ((key, each) for key, each in self._entries.items() if each.is_fit and each.salt == salt)
         found = [(worth(entry.tokens), entry.is_own, key) for key, entry in fit]
         most, _, key = max(found, default=(0, True, ""))
         return (key, most) if most > 0 else ("", 0)
@@ -101,7 +103,7 @@ class PrefixStore:
     def tokens(self, key: str) -> list[int]:
         return self._entries[key].tokens
 
-    def put(self, tokens: Sequence[int], rows: Rows, settled: int = 0) -> None:
+    def put(self, tokens: Sequence[int], rows: Rows, settled: int = 0, salt: str = "") -> None:
         """Keeps a sequence, whose rows are asked for as far as they are needed. `settled`: of its tokens the
         first so many have rows that any sequence that begins with them has. A sequence that begins this one
         is not needed any more; nor is this, where it begins another."""
@@ -109,7 +111,7 @@ class PrefixStore:
             return
         begun = []
         for key, entry in self._entries.items():
-            if not entry.is_own:
+            if not entry.is_own or entry.salt != salt:
                 continue
             if entry.tokens[: len(tokens)] == list(tokens):
                 self._use(key)
@@ -117,16 +119,16 @@ class PrefixStore:
             if list(tokens[: len(entry.tokens)]) == entry.tokens:
                 begun.append(key)
         ends = chunk_ends(min(settled, len(tokens) - 1), self._sink)
-        names = chunk_names(tokens, ends, self._formats)
+        names = chunk_names(tokens, ends, self._formats, salt)
         n_there = next((i for i, name in enumerate(names) if name not in self._pieces), len(names))
         parts = rows([0, *ends][n_there:])
         pieces = [self._pieces.hold(self._pieces.get(name)) for name in names[:n_there]]
         for name, part in zip(names[n_there:], parts[:-1], strict=True):
             pieces.append(self._pieces.hold(Piece(name, len(part), part)))
-        key = f"{_key(tokens)}-{self._formats}"
+        key = f"{_key(tokens, salt)}-{self._formats}"
         kept = list(tokens)
-        end = Piece(key, len(parts[-1]), parts[-1], tokens=kept, shared=names)
-        self._entries[key] = Entry(kept, [*pieces, self._pieces.hold(end)])
+        end = Piece(key, len(parts[-1]), parts[-1], tokens=kept, shared=names, salt=salt)
+        self._entries[key] = Entry(kept, [*pieces, self._pieces.hold(end)], salt)
         for each in begun:
             self._drop(each)
         self._fit()
@@ -191,14 +193,15 @@ class PrefixStore:
             try:
                 head = LlamaState.read_head(path)
                 tokens, names = head["input_ids"], head["extra"].get("shared", [])
+                salt = head["extra"].get("salt", "")
                 paths = [shared[name] for name in names]
             except (OSError, LatentKVError, KeyError, TypeError):
                 remove(path)
                 continue
             found = [Piece(each.stem, each.stat().st_size, None, each) for each in paths]
-            end = Piece(path.stem, path.stat().st_size, None, path, tokens, names)
+            end = Piece(path.stem, path.stat().st_size, None, path, tokens, names, salt)
             pieces = [self._pieces.hold(piece) for piece in (*found, end)]
-            self._entries[path.stem] = Entry(tokens, pieces, path.stem.endswith(f"-{self._formats}"))
+            self._entries[path.stem] = Entry(tokens, pieces, salt, path.stem.endswith(f"-{self._formats}"))
         for name, path in shared.items():
             if name not in self._pieces:
                 remove(path)
@@ -217,8 +220,8 @@ class PrefixStore:
             self._unlock()
 
 
-def _key(tokens: Sequence[int]) -> str:
-    return _digest(b"".join(token.to_bytes(4, "little", signed=True) for token in tokens), 32)
+def _key(tokens: Sequence[int], salt: str) -> str:
+    return _digest(salt.encode() + array("i", tokens).tobytes(), 32)
 
 
 def _digest(data: bytes, length: int = 16) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from latentkv.chat.thoughts import ThoughtCloser, ThoughtLimit
 from latentkv.errors import expected
 from latentkv.generate.caller import Caller
 from latentkv.generate.loop import TokenLoop, token_loop
@@ -36,6 +37,7 @@ class AnswerOptions:
     processor: LogitsProcessor | None = None
     stopping: StoppingCriteria | None = None
     shown: frozenset[int] = frozenset()  # special tokens whose text is part of the answer
+    thoughts: ThoughtLimit | None = None
     echo: str | None = None  # the prompt's text, which the first piece repeats
 
 
@@ -65,7 +67,9 @@ class Answer:
         closing = closing_of(llama.model, sampling.grammar)
         shown = {token: llama.model.token_to_piece(token, True) for token in options.shown}
         score = partial(_score, llama, options)
-        self._writer = AnswerWriter(Ends(options.stop, asked=asked_to), limit, limit, score, closing, shown)
+        thought = None if options.thoughts is None else ThoughtCloser(llama.model, options.thoughts)
+        ends = Ends(options.stop, asked=asked_to)
+        self._writer = AnswerWriter(ends, limit, limit, score, closing, shown, thought)
 
     @property
     def completion_tokens(self) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 from latentkv.chat.messages import Message
 from latentkv.chat.prompt import chat_request
+from latentkv.chat.thoughts import ThoughtLimit, thinking_kwargs
 from latentkv.chat.tools import ToolUse
 from latentkv.generate.answer import AnswerOptions
 from latentkv.generate.caller import Caller
@@ -105,6 +106,8 @@ class OpenAICalls:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         continue_final_message: bool | str = False,
         reasoning_format: str = "auto",
+        reasoning_budget_tokens: int | None = None,
+        reasoning_budget_message: str | None = None,
         **server: Any,
     ) -> Any:
         """Answers `messages` ({"role", "content"}), through the template in use.
@@ -115,10 +118,12 @@ class OpenAICalls:
         "function", "function": {"name"}}) force one, "none" hides the tools; `functions` and
         `function_call` are the same in OpenAI's older shape. `response_format` constrains the answer to a
         JSON object or a schema. What a model thinks before it answers is the message's `reasoning_content`
-        (`reasoning_format` "none" leaves it in the text); `chat_template_kwargs` are variables of the
-        template, as {"enable_thinking": False}. `continue_final_message` goes on with a last assistant's
-        message, which the answer does not repeat. `server` as in create_completion. Returns a dict, or with
-        `stream` an iterator of chunks: the role first, then the deltas, `finish_reason` in the last.
+        (`reasoning_format` "none" leaves it in the text); after `reasoning_budget_tokens` of it (None, -1: as
+        many as it likes; 0: none) comes `reasoning_budget_message`, a line that ends the thought.
+        `chat_template_kwargs` are variables of the template, as {"enable_thinking": False}.
+        `continue_final_message` goes on with a last assistant's message, which the answer does not repeat.
+        `server` as in create_completion. Returns a dict, or with `stream` an iterator of chunks: the role
+        first, then the deltas, `finish_reason` in the last.
         """
         use = ToolUse.of(tools, tool_choice, functions, function_call)
         prompt = chat_request(
@@ -129,7 +134,7 @@ class OpenAICalls:
             LlamaGrammar.of(grammar),
             response_format,
             parallel_tool_calls=parallel_tool_calls,
-            chat_template_kwargs=chat_template_kwargs,
+            chat_template_kwargs=thinking_kwargs(chat_template_kwargs, reasoning_budget_tokens),
             continue_final_message=continue_final_message or None,
             reasoning_format=reasoning_format,
         )
@@ -137,7 +142,9 @@ class OpenAICalls:
         options = SamplingOptions.of_call(call, locals() | {"grammar": prompt.grammar}, self)
         rivals = (top_logprobs or 0) if logprobs or top_logprobs else None
         stops = stop_list(stop) + prompt.stop
-        how = AnswerOptions(max_tokens, stops, rivals, logits_processor, shown=prompt.shown)
+        thoughts = ThoughtLimit.of(prompt.thoughts, reasoning_budget_tokens, reasoning_budget_message)
+        shown = prompt.shown
+        how = AnswerOptions(max_tokens, stops, rivals, logits_processor, shown=shown, thoughts=thoughts)
         return chat(self, prompt, options, how, as_function=use.as_function, stream=stream, name=model)
 
     def embed(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from latentkv.chat.thoughts import ThoughtCloser
 from latentkv.sampling.closing import JsonClosing
 from latentkv.sampling.logprobs import TokenScore
 from latentkv.text import StopMatcher, Utf8Stream
@@ -54,15 +55,16 @@ class AnswerWriter:
         score: Score | None,
         closing: JsonClosing | None,
         shown: Mapping[int, bytes],
+        thought: ThoughtCloser | None = None,
     ) -> None:
         """limit: tokens that there is room for now, of hard_limit in all. score: of a token that is shown
         beside its text; None: texts alone. closing: closes the answer near its end. shown: special tokens
-        whose text is part of the answer."""
+        whose text is part of the answer. thought: closes what the model thinks before it."""
         self.limit, self.hard_limit = limit, hard_limit
         self.tokens: list[int] = []
         self.end: int | None = None
         self._ends, self._text = ends, AnswerText(ends.stop)
-        self._score, self._closing, self._shown = score, closing, shown
+        self._score, self._closing, self._shown, self._thought = score, closing, shown, thought
 
     @property
     def left(self) -> int:
@@ -72,11 +74,13 @@ class AnswerWriter:
     @property
     def closes(self) -> bool:
         """Whether closed() may change logits."""
-        return self._closing is not None
+        return self._closing is not None or (self._thought is not None and self._thought.forces)
 
     def closed(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """The logits [n_vocab] to draw the next token from: others than these where the answer has to be
         closed."""
+        if self._thought is not None and self._thought.forces:
+            return self._thought.applied(logits)
         if self._closing is None:
             return logits
         return self._closing.applied(logits, self.hard_limit - len(self.tokens))
@@ -89,6 +93,8 @@ class AnswerWriter:
             self.end = token
             return self._text.end("stop")
         self.tokens.append(token)
+        if self._thought is not None:
+            self._thought.push(token)
         piece = self._shown.get(token, piece)
         if self._closing is not None:
             self._closing.push(piece)

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from latentkv.server import chat, completions, embeddings, errors, metrics, page, refused
-from latentkv.server.guard import Guard
+from latentkv.server.access.guard import Guard
 from latentkv.server.llama_cpp import completion, properties
 from latentkv.server.messages import routes as messages
 from latentkv.server.responses import routes as responses

@@ -13,6 +13,7 @@ from fastapi import Request as HttpRequest
 from starlette.concurrency import run_in_threadpool
 
 from latentkv.chat.prompt import ChatPrompt, chat_request
+from latentkv.chat.thoughts import ThoughtLimit, thinking_kwargs
 from latentkv.engine.request import Request
 from latentkv.generate.chat import ChatShape
 from latentkv.server.answering import Answering, Inbox, unless_gone, wholes
@@ -77,6 +78,7 @@ def asked(body: ChatBody, serving: Serving) -> tuple[ChatPrompt, list[Request]]:
     serving.check_messages(messages)
     serving.check_length(len(json.dumps(body.tools or body.functions or ())))
     sampling = body.sampling(serving.sampling)
+    budget = body.budget(serving.reasoning_budget)
     prompt = chat_request(
         serving.model,
         serving.template,
@@ -86,11 +88,14 @@ def asked(body: ChatBody, serving: Serving) -> tuple[ChatPrompt, list[Request]]:
         body.response_format,
         serving.check_length,
         serving.memory,
+        serving.salt(body.cache_salt),
         parallel_tool_calls=body.parallel_tool_calls,
-        chat_template_kwargs=body.template_kwargs(),
+        chat_template_kwargs=thinking_kwargs(body.template_kwargs(), budget),
         **body.ending(),
         reasoning_format=body.reasoning_format,
     )
+    message = body.reasoning_budget_message
+    message = serving.reasoning_budget_message if message is None else message
     return prompt, [
         Request(
             prompt.tokens,
@@ -99,8 +104,9 @@ def asked(body: ChatBody, serving: Serving) -> tuple[ChatPrompt, list[Request]]:
             stop=body.stops() + prompt.stop,
             logprobs=body.rivals(),
             ignore_eos=body.ignore_eos,
-            **body.manner(),
+            **body.manner(serving.salt),
             shown=prompt.shown,
+            thoughts=ThoughtLimit.of(prompt.thoughts, budget, message),
         )
         for choice in range(body.n)
     ]

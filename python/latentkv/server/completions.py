@@ -62,7 +62,7 @@ def asked(body: CompletionBody, serving: Serving) -> tuple[list[Request], list[s
             stop=body.stops(),
             logprobs=body.logprobs,
             ignore_eos=body.ignore_eos,
-            **body.manner(),
+            **body.manner(serving.salt),
             scores_prompt=body.echo and body.logprobs is not None,
         )
         for prompt in prompts

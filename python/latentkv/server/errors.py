@@ -148,6 +148,8 @@ def _complaint(first: Mapping[str, Any]) -> str:
         return f"expected at most {context['max_length']} items; got {context.get('actual_length') or 'more'}"
     if kind == "too_short":
         return f"expected at least {context['min_length']} items; got {context['actual_length']}"
+    if kind == "string_too_short":
+        return f"expected at least {context['min_length']} character; got {len(first['input'])}"
     if kind == "string_too_long":
         return f"expected at most {context['max_length']} characters; got {len(first['input'])}"
     if kind == "int_parsing_size":

@@ -16,7 +16,7 @@ from latentkv.sampling.grammar import LlamaGrammar
 from latentkv.sampling.options import NAMES, RANDOM_SEED, SERVER_NAMES, SamplingOptions, token_bias
 from latentkv.sampling.order import with_samplers
 from latentkv.server.fields import ChatIgnored, ChatRefused, Ignored, unless_null
-from latentkv.server.llama_fields import LlamaFields
+from latentkv.server.llama_fields import BudgetFields, LlamaFields
 from latentkv.text import stop_list
 
 Text = Annotated[str, Field(max_length=1 << 26)]
@@ -187,7 +187,7 @@ class DetokenizeBody(Body):
     tokens: Annotated[list[int], Field(fail_fast=True)]
 
 
-class ChatBody(Sampled, ChatIgnored, ChatRefused):
+class ChatBody(Sampled, BudgetFields, ChatIgnored, ChatRefused):
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,10 @@ from latentkv.errors import LatentKVError
 from latentkv.generate.completion import prompt_tokens
 from latentkv.sampling.options import SamplingOptions
 from latentkv.server import errors
+from latentkv.server.access.guard import KEY
+from latentkv.server.access.salts import Salts
 from latentkv.server.answering import Answering, Inbox
+from latentkv.server.responses.stored import StoredResponses
 from latentkv.text import utf8
 
 
@@ -41,6 +44,22 @@ class Serving:
     path: str = ""  # path of the model's file
     created: int = field(default_factory=lambda: int(time.time()))
     strict_model: bool = False
+    reasoning_budget: int = -1  # tokens of a thought, where a request does not say
+    reasoning_budget_message: str | None = None
+    salts: Salts = field(default_factory=Salts)
+    responses: StoredResponses = field(default_factory=StoredResponses)
+    key: str = ""  # of the caller, where each has its own beginnings
+    _callers: dict[str, Serving] = field(default_factory=dict)
+
+    def called_with(self, key: str) -> Serving:
+        """The same for a caller with this API key."""
+        if not self.salts.isolates or key == self.key:
+            return self
+        return self._callers.setdefault(key, replace(self, key=key))
+
+    def salt(self, given: str | None) -> str:
+        """Whose beginnings a request may go on from. given: its `cache_salt`."""
+        return self.salts.of(self.key, given)
 
     def check_model(self, asked: str | None) -> None:
         """As in llama.cpp's server the one model answers to any name, unless it is strict."""
@@ -123,4 +142,4 @@ class Serving:
 
 def serving_of(request: HttpRequest) -> Serving:
     found: Serving = request.app.state.serving
-    return found
+    return found.called_with(request.scope.get(KEY, ""))

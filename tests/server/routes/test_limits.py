@@ -12,8 +12,8 @@ import pytest
 from latentkv.engine.request import Request, Ticket
 from latentkv.generate.writer import Piece
 from latentkv.sampling.options import SamplingOptions
+from latentkv.server.access.guard import hosts_of
 from latentkv.server.errors import Refused
-from latentkv.server.guard import hosts_of
 from latentkv.server.schemas import CompletionBody
 
 BAD: list[tuple[dict[str, Any], str]] = [

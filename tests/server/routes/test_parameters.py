@@ -101,7 +101,7 @@ RESPONSE_REFUSED: dict[str, tuple[Any, ...]] = {
     "image": ({"context_compression": "auto"},),
     "include": (["everything"],),
     "moderation": ({"model": "omni-moderation-latest"},),
-    "previous_response_id": ("resp_1",),
+    "previous_response_id": (5, "x" * 65),
     "prompt": ({"id": "pmpt_1"},),
     "tools": ([{"type": "custom"}], [{"type": "namespace", "name": "x"}]),
     "truncation": ("auto",),

@@ -108,9 +108,12 @@ def response_shape(**body: Any) -> Any:
     from latentkv.sampling.options import SamplingOptions
     from latentkv.server.responses.body import ResponsesBody
     from latentkv.server.responses.shape import ResponseShape
+    from latentkv.server.responses.stored import StoredResponses
 
     words = SimpleNamespace(tokenize=lambda text, *_: text.split())
-    serving: Any = SimpleNamespace(sampling=SamplingOptions(), name="demo", model=words)
+    serving: Any = SimpleNamespace(
+        sampling=SamplingOptions(), name="demo", model=words, responses=StoredResponses()
+    )
     return ResponseShape(ResponsesBody(input="Weather?", **body), serving, blocks(), progress())
 
 

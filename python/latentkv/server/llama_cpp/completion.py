@@ -83,7 +83,7 @@ def _asked(prompts: Sequence[list[int]], body: NativeBody, serving: Serving) -> 
             ignore_eos=body.ignore_eos,
             with_tokens=body.stream or body.return_tokens,
             behind_samplers=body.post_sampling_probs,
-            **body.manner(),
+            **body.manner(serving.salt),
         )
         for prompt in prompts
         for choice in range(body.choices())

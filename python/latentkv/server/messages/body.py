@@ -8,16 +8,15 @@ from pydantic import BaseModel, Field
 
 from latentkv.errors import expected
 from latentkv.server.fields import unless_null
+from latentkv.server.llama_fields import BudgetFields
 from latentkv.server.messages.blocks import messages_of
 from latentkv.server.messages.tools import functions
 from latentkv.server.schemas import Body, ChatBody, Sampling
 
 
 class Thinking(Body):
-    """budget_tokens is not enforced: max_tokens bounds thoughts and text together."""
-
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
-    budget_tokens: int | None = None
+    budget_tokens: Annotated[int, Field(ge=0)] | None = None
     block_binding: Any = None  # thoughts are not signed
     display: Literal["summarized", "omitted", "updates"] | None = None
 
@@ -31,7 +30,7 @@ class ToolChoice(Body):
 class OutputConfig(Body):
     effort: str | None = None
     format: dict[str, Any] | None = None
-    task_budget: dict[str, Any] | None = None  # is not enforced either
+    task_budget: dict[str, Any] | None = None  # is not enforced
 
 
 class MessagesIgnored(BaseModel):
@@ -57,7 +56,7 @@ class MessagesRefused(BaseModel):
     mcp_servers: Annotated[Any, unless_null("nothing here calls other servers")] = None
 
 
-class CountBody(Sampling, MessagesIgnored, MessagesRefused):
+class CountBody(Sampling, BudgetFields, MessagesIgnored, MessagesRefused):
     """The fields that make up a prompt."""
 
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
@@ -72,7 +71,11 @@ class CountBody(Sampling, MessagesIgnored, MessagesRefused):
     def as_chat(self, **more: Any) -> ChatBody:
         """The equivalent chat call. As in Anthropic's interface, the answer continues a last message of the
         assistant."""
-        fields = {name: getattr(self, name) for name in Sampling.model_fields}
+        fields = {name: getattr(self, name) for name in (*Sampling.model_fields, *BudgetFields.model_fields)}
+        if self.budget(-1) < 0 and self.thinking is not None and self.thinking.type != "disabled":
+            fields["reasoning_budget_tokens"] = (
+                -1 if self.thinking.budget_tokens is None else self.thinking.budget_tokens
+            )
         choice = self.tool_choice
         config = self.output_config or OutputConfig()
         return ChatBody(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -10,6 +11,7 @@ from pydantic import BaseModel, Field
 
 from latentkv.errors import expected
 from latentkv.server.fields import Ignored, unless_null
+from latentkv.server.llama_fields import BudgetFields
 from latentkv.server.responses.items import messages_of, tools_in
 from latentkv.server.responses.tools import Tools
 from latentkv.server.schemas import Body, ChatBody, Sampling, StreamOptions, Text
@@ -27,7 +29,6 @@ _INCLUDED = Literal[
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 ]
-_STATELESS = "nothing is stored between requests; send the items themselves"
 
 
 class Reasoning(Body):
@@ -51,8 +52,7 @@ class ResponsesIgnored(Ignored):
 
 
 class ResponsesRefused(BaseModel):
-    previous_response_id: Annotated[Any, unless_null(_STATELESS)] = None
-    conversation: Annotated[Any, unless_null(_STATELESS)] = None
+    conversation: Annotated[Any, unless_null("none is stored; send previous_response_id, or items")] = None
     prompt: Annotated[Any, unless_null("no prompts are stored; send instructions and input")] = None
     context_management: Annotated[Any, unless_null("nothing is compacted")] = None
     background_options: Annotated[Any, unless_null("answers come in the response")] = None
@@ -61,8 +61,9 @@ class ResponsesRefused(BaseModel):
     image: Annotated[Any, unless_null("models here read text")] = None
 
 
-class ResponsesBody(Sampling, ResponsesIgnored, ResponsesRefused):
+class ResponsesBody(Sampling, BudgetFields, ResponsesIgnored, ResponsesRefused):
     input: Text | list[dict[str, Any]]
+    previous_response_id: Annotated[str, Field(max_length=64)] | None = None
     model: str | None = None
     instructions: Text | None = None
     stream: bool = False
@@ -79,6 +80,15 @@ class ResponsesBody(Sampling, ResponsesIgnored, ResponsesRefused):
     stop: str | list[str] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
+    def items(self) -> list[dict[str, Any]]:
+        """The input as items in their longest form, with ids."""
+        given = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
+        return [{"id": f"msg_{uuid.uuid4().hex}", **_longer(item)} for item in given]
+
+    def behind(self, items: list[dict[str, Any]]) -> ResponsesBody:
+        """The same, with the conversation that it goes on from."""
+        return self.model_copy(update={"input": [*items, *self.items()]}) if items else self
+
     def as_chat(self) -> ChatBody:
         """The equivalent chat call. A response repeats much of its request, which has to be JSON in UTF-8."""
         try:
@@ -86,7 +96,7 @@ class ResponsesBody(Sampling, ResponsesIgnored, ResponsesRefused):
         except ValueError:
             raise expected("body", "finite numbers", "NaN or infinity") from None
         utf8(text, "body")
-        fields = {name: getattr(self, name) for name in Sampling.model_fields}
+        fields = {name: getattr(self, name) for name in (*Sampling.model_fields, *BudgetFields.model_fields)}
         return ChatBody(
             **fields,
             messages=messages_of(self.input, self.instructions),
@@ -114,6 +124,13 @@ class ResponsesBody(Sampling, ResponsesIgnored, ResponsesRefused):
         if self.max_output_tokens is not None and self.max_output_tokens < 1:
             raise expected("max_output_tokens", "at least 1", self.max_output_tokens)
         return self.max_output_tokens
+
+
+def _longer(item: dict[str, Any]) -> dict[str, Any]:
+    if "role" not in item or not isinstance(item.get("content"), str):
+        return item
+    kind = "output_text" if item["role"] == "assistant" else "input_text"
+    return item | {"type": "message", "content": [{"type": kind, "text": item["content"]}]}
 
 
 def _response_format(asked: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -40,7 +40,7 @@ def messages_of(given: str | Sequence[Item], instructions: str | None) -> list[M
         kind = item.get("type") or ("message" if "role" in item else "item_reference")
         if kind == "item_reference":
             raise expected(
-                "input", "items themselves, as none is stored here", f"a reference to {item.get('id')!r}"
+                "input", "items themselves, or previous_response_id", f"a reference to {item.get('id')!r}"
             )
         if kind in _LEFT_OUT:
             say_left_out("input", kind)

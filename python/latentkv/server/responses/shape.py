@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from latentkv.engine.request import Progress
@@ -50,8 +50,17 @@ class Beginning:
 class ResponseShape(Beginning):
     """One answer."""
 
-    def __init__(self, body: ResponsesBody, serving: Serving, blocks: Blocks, progress: Progress) -> None:
+    def __init__(
+        self,
+        body: ResponsesBody,
+        serving: Serving,
+        blocks: Blocks,
+        progress: Progress,
+        keep: Callable[[dict[str, Any]], None] = lambda response: None,
+    ) -> None:
+        """keep takes the whole response, at its end."""
         super().__init__(body, serving)
+        self._keep = keep
         self._serving, self._blocks, self._progress = serving, blocks, progress
         self._with_logprobs = body.with_logprobs
         self._tools = body.offered
@@ -84,12 +93,14 @@ class ResponseShape(Beginning):
         is_cut = reason == "length"
         response = self._response("incomplete" if is_cut else "completed")
         thought = "".join(block.text for block in self._blocks.all if block.kind == "reasoning")
-        return response | {
+        response |= {
             "completed_at": None if is_cut else int(time.time()),
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "output": [self._item(block, _status(block)) for block in self._blocks.all],
             "usage": _usage(self._progress, len(self._serving.model.tokenize(thought.encode(), False, True))),
         }
+        self._keep(response)
+        return response
 
     def _changed(self, change: Change) -> Iterator[Event]:
         block = change.block
@@ -193,12 +204,12 @@ def _head(body: ResponsesBody, serving: Serving) -> dict[str, Any]:
         "model": serving.name,
         "output": [],
         "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "previous_response_id": None,
+        "previous_response_id": body.previous_response_id,
         "prompt_cache_key": body.prompt_cache_key,
         "reasoning": {"effort": body.reasoning.effort, "summary": None},
         "safety_identifier": body.safety_identifier,
         "service_tier": "default",
-        "store": False,
+        "store": body.store is not False and serving.responses.keeps,
         "temperature": sampling.temperature if body.temperature is None else body.temperature,
         "text": {"format": body.text.format or {"type": "text"}},
         "tool_choice": body.tool_choice or "auto",

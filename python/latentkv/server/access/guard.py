@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from latentkv.server import errors
 
+KEY = "latentkv.key"  # of a request's scope: the API key that it brought, "" if none is asked for
 OPEN = ("/", "/health", "/v1/health")  # need no key, as in llama.cpp; nor does what the page consists of
 
 
@@ -49,7 +50,8 @@ class Guard:
             said = f"[origin] expected a page of this server; got {headers['origin']}; allow it with --cors"
             await errors.response(path, errors.Refused(403, said))(scope, receive, send)
             return
-        if not self._may(path, scope["method"], headers):
+        key = self._key(headers)
+        if key is None and not self._is_open(path, scope["method"]):
             refusal = errors.Refused(401, "expected a valid API key", code="invalid_api_key")
             await errors.response(path, refusal)(scope, receive, send)
             return
@@ -67,7 +69,7 @@ class Guard:
                 raise HTTPException(413, self._limit())
             return message
 
-        await self.app(scope, limited, send)
+        await self.app({**scope, KEY: key or ""}, limited, send)
 
     def _is_called_by_name(self, host: str | None) -> bool:
         """Whether the request uses an allowed host name. A page whose name leads to this address (DNS
@@ -88,15 +90,18 @@ class Guard:
             return True
         return origin.partition("://")[2] == headers.get("host")
 
-    def _may(self, path: str, method: str, headers: Headers) -> bool:
-        if not self.keys or path in OPEN or path.startswith("/page/") or method == "OPTIONS":
-            return True
+    def _is_open(self, path: str, method: str) -> bool:
+        return not self.keys or path in OPEN or path.startswith("/page/") or method == "OPTIONS"
+
+    def _key(self, headers: Headers) -> str | None:
+        """The API key that a request brings."""
         given = [
             re.sub("^bearer ", "", headers.get("authorization", ""), flags=re.I).strip().encode("latin-1"),
             headers.get("x-api-key", "").strip().encode("latin-1"),  # Anthropic's clients
         ]
         # every key is compared: how long it takes says nothing
-        return any([hmac.compare_digest(each, key) for key in self.keys for each in given])
+        found = [key for key in self.keys for each in given if hmac.compare_digest(each, key)]
+        return found[0].decode() if found else None
 
     def _limit(self) -> str:
         return f"expected a body of at most {self.max_bytes} bytes; got more"

@@ -1,0 +1,1 @@
+"""Who may call, and whose beginnings a request may go on from."""
