@@ -45,14 +45,3 @@ def score(
         "kld_p99": result["kld"]["p99"] if against else None,
         "same_top": result["same_top"] if against else None,
     }
-
-
-def needles(gguf: Path, data: Path, kv: str) -> int:
-    """How many of the numbers in `data` (bench/inputs/hide.py) are found, teacher forced."""
-    args = ["bench/needles.py", str(gguf), "--data", str(data), "--kv", kv, "--forced"]
-    print(f"\n$ python {shlex.join(args)}", flush=True)
-    done = subprocess.run([sys.executable, *args], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        raise SystemExit(done.returncode)
-    hits: int = json.loads(done.stdout)["results"][0]["hits"]
-    return hits

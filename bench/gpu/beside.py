@@ -28,7 +28,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
 
 from gpu.copied_rows import COPIED_FROM, Copies
-from gpu.cuda import ask_gpu, fill
+from gpu.cuda import ask_gpu, fill, step_times
 from latentkv import _core
 from latentkv.plan.master import planned
 
@@ -104,13 +104,9 @@ class Cache:
 
     def turn(self, n: int) -> float:
         """Seconds of a step, the median of n behind those that prepare."""
-        times = []
-        for token in self._random.integers(0, self._n_vocab, n + SKIPPED).tolist():
-            start = time.perf_counter()
-            self._session.decode([token])
-            times.append(time.perf_counter() - start)
+        times = step_times(self._session, self._random, self._n_vocab, [0], n + SKIPPED, SKIPPED)
         self._at += n + SKIPPED
-        return statistics.median(times[SKIPPED:])
+        return statistics.median(times)
 
     def prompt(self, n: int) -> float:
         """Tokens/s of n tokens at once."""
