@@ -3,7 +3,6 @@ which hold what their modules share.
 
 A module `source/archs/<model_type>.py` provides
 
-    TINY: dict                       config of a random checkpoint small enough for a test
     def model_spec(config) -> ModelSpec
     def config_of(stock) -> dict     config.json of a GGUF whose general.architecture is this; a module whose
                                      files are another's (mistral: llama) has none
@@ -160,11 +159,6 @@ def config_of(architecture: str, stock: Stock) -> dict[str, Any]:
     stock.check(getattr(module, "STOCK_KEYS", ()))
     config: dict[str, Any] = module.config_of(stock)
     return {"model_type": model_type, **config}
-
-
-def tiny(model_type: str) -> dict[str, Any]:
-    config: dict[str, Any] = _module(model_type).TINY
-    return config
 
 
 def require(config: Mapping[str, Any], name: str, default: Any, *allowed: Any) -> None:

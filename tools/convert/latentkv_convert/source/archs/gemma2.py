@@ -17,15 +17,6 @@ from . import every_second, layer_types, llama, require
 from .with_pictures import gemma3_text
 
 STOCK_KEYS = ("attn_logit_softcapping", "final_logit_softcapping")
-_THEIRS = ("rope_scaling", "rope_local_base_freq", "layer_types")
-TINY: dict[str, Any] = {
-    **{field: value for field, value in gemma3_text.TINY.items() if field not in _THEIRS},
-    "architectures": ["Gemma2ForCausalLM"],
-    "model_type": "gemma2",
-    "rope_theta": 10000.0,
-    "attn_logit_softcapping": 3.0,  # low enough that scores reach it
-    "final_logit_softcapping": 5.0,
-}
 _CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 _WIDE_LAYERS = 46  # the 27B model's, whose scores are scaled by another width than head_dim
 

@@ -18,27 +18,6 @@ from ..frequencies import paired_rows
 from ..stock import Stock
 from . import llama
 
-TINY: dict[str, Any] = {
-    "architectures": ["Glm4ForCausalLM"],
-    "model_type": "glm4",
-    "vocab_size": 320,
-    "hidden_size": 96,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,  # not hidden_size / num_attention_heads, on purpose
-    "hidden_act": "silu",
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "partial_rotary_factor": 0.5,
-    "tie_word_embeddings": False,
-    "attention_bias": True,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "pad_token_id": 1,
-}
 _NORMS = {
     "attn_norm.weight": "input_layernorm",
     "post_attention_norm.weight": "post_self_attn_layernorm",

@@ -13,27 +13,6 @@ from .. import rope
 from ..stock import Stock
 from . import activation, tables
 
-TINY: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 320,
-    "hidden_size": 96,
-    "intermediate_size": 128,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,  # not hidden_size / num_attention_heads, on purpose
-    "hidden_act": "silu",
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
-    "attention_bias": False,
-    "mlp_bias": False,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-}
-
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     n_head = int(config["num_attention_heads"])

@@ -12,21 +12,6 @@ from ... import limits
 from ...ir import ModelSpec
 from . import FULL, LOCAL, layer_types, local_layers, olmo2, ropes_by_kind, warn_of_readers
 
-TINY: dict[str, Any] = {
-    **olmo2.TINY,
-    "architectures": ["Olmo3ForCausalLM"],
-    "model_type": "olmo3",
-    "num_hidden_layers": 5,
-    "sliding_window": 48,
-    "layer_types": layer_types([True, True, True, False, True]),
-    "rope_scaling": {
-        "rope_type": "yarn",
-        "factor": 4.0,
-        "original_max_position_embeddings": 64,
-        "attention_factor": 1.2,
-    },
-}
-
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     base = config.get("rope_theta", 5e5)

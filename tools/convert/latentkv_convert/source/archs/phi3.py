@@ -13,32 +13,6 @@ from .. import rope
 from ..stock import Stock
 from . import llama, packed_rows, window_keys
 
-TINY: dict[str, Any] = {
-    "architectures": ["Phi3ForCausalLM"],
-    "model_type": "phi3",
-    "vocab_size": 320,
-    "hidden_size": 128,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "hidden_act": "silu",
-    "max_position_embeddings": 512,
-    "original_max_position_embeddings": 128,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "rope_scaling": {
-        "type": "longrope",
-        "short_factor": [1.0 + 0.05 * i for i in range(16)],
-        "long_factor": [1.0 + 0.6 * i for i in range(16)],
-    },
-    "sliding_window": None,
-    "tie_word_embeddings": False,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "pad_token_id": 1,
-}
-
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     whole = {"rope_scaling": None, "rope_parameters": None, "partial_rotary_factor": 1.0}

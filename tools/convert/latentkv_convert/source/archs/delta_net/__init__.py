@@ -25,34 +25,6 @@ RECURRENT, ATTENDS = "linear_attention", "full_attention"  # kinds of layers in 
 PERIOD = 4  # of every so many layers the last attends
 SECTIONS = [11, 11, 10, 0]  # planes of a picture's time, height and width: of text all have one position
 _MROPE = ("mrope_section", "mrope_interleaved")
-TINY: dict[str, Any] = {
-    "vocab_size": 320,
-    "hidden_size": 96,
-    "intermediate_size": 128,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,  # not hidden_size / num_attention_heads, on purpose
-    "hidden_act": "silu",
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-6,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "layer_types": [RECURRENT, ATTENDS, RECURRENT, ATTENDS],
-    "tie_word_embeddings": False,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-}
-TINY_EXPERTS: dict[str, Any] = {
-    "num_experts": 6,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 64,
-    "shared_expert_intermediate_size": 48,
-}
 
 
 def sizes_of(config: Mapping[str, Any]) -> DeltaNetSizes:

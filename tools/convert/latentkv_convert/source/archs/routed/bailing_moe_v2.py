@@ -18,24 +18,6 @@ from .. import llama, packed_rows, require, routed
 OTHER_TYPES = ("bailing_moe", "sarvam_moe")
 ARCHITECTURE = "bailingmoe2"
 STOCK_KEYS = (*routed.STOCK_KEYS, "expert_group_count")
-TINY: dict[str, Any] = {
-    **llama.TINY,
-    "architectures": ["BailingMoeV2ForCausalLM"],
-    "model_type": "bailing_moe_v2",
-    "hidden_size": 128,
-    "head_dim": 32,  # hidden_size / num_attention_heads: llama.cpp knows no other here
-    "partial_rotary_factor": 0.5,
-    "num_experts": 8,
-    "num_shared_experts": 1,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 64,
-    "routed_scaling_factor": 2.5,
-    "norm_topk_prob": True,
-    "first_k_dense_replace": 1,
-    "n_group": 4,
-    "topk_group": 2,
-    "use_qk_norm": True,
-}
 _FIELDS = {**routed.SEVERAL, "n_expert": "num_experts"}
 _NAMES = routed.Names(bias="mlp.gate.expert_bias")
 _SOURCES = {

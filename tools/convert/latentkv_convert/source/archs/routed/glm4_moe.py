@@ -17,23 +17,6 @@ from .. import QK_NORMS, llama, require, routed, seed_oss
 
 ARCHITECTURE = "glm4moe"
 STOCK_KEYS = routed.STOCK_KEYS
-TINY: dict[str, Any] = {
-    **llama.TINY,
-    "architectures": ["Glm4MoeForCausalLM"],
-    "model_type": "glm4_moe",
-    "attention_bias": True,
-    "use_qk_norm": True,
-    "partial_rotary_factor": 0.5,
-    "n_routed_experts": 6,
-    "n_shared_experts": 2,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 64,
-    "routed_scaling_factor": 1.8,
-    "norm_topk_prob": True,
-    "first_k_dense_replace": 1,
-    "n_group": 1,
-    "topk_group": 1,
-}
 
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:

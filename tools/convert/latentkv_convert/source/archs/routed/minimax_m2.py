@@ -15,14 +15,6 @@ from .. import QK_NORMS, llama, routed
 
 ARCHITECTURE = "minimax-m2"
 STOCK_KEYS = routed.STOCK_KEYS
-TINY: dict[str, Any] = {
-    **llama.TINY,
-    "architectures": ["MiniMaxM2ForCausalLM"],
-    "model_type": "minimax_m2",
-    "num_local_experts": 6,
-    "num_experts_per_tok": 3,
-    "rotary_dim": 16,
-}
 _FIELDS = {"n_expert": "num_local_experts", "n_used": "num_experts_per_tok", "width": "intermediate_size"}
 _BLOCK = "block_sparse_moe"
 _NAMES = routed.Names(

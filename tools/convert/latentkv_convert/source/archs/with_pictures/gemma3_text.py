@@ -21,29 +21,6 @@ OTHER_TYPES = ("gemma3",)
 ARCHITECTURE = "gemma3"
 TEXT_PREFIX = "model.language_model"
 STOCK_KEYS = ("final_logit_softcapping",)
-TINY: dict[str, Any] = {
-    "architectures": ["Gemma3ForCausalLM"],
-    "model_type": "gemma3_text",
-    "vocab_size": 320,
-    "hidden_size": 96,
-    "intermediate_size": 128,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,  # not hidden_size / num_attention_heads, on purpose
-    "hidden_activation": "gelu_pytorch_tanh",
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1000000.0,
-    "rope_local_base_freq": 10000.0,
-    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
-    "query_pre_attn_scalar": 32,
-    "sliding_window": 48,
-    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-    "tie_word_embeddings": True,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-}
 _PERIOD = 6  # of every so many layers the last sees all tokens
 _WIDE_LAYERS = 62  # the 27B model's, whose scores are scaled by another width than head_dim
 # Sizes that published models with pictures leave out.

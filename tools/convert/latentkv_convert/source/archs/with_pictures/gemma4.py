@@ -24,36 +24,6 @@ from . import gemma3_text
 OTHER_TYPES = ("gemma4_unified",)
 STOCK_KEYS = ("final_logit_softcapping", "expert_count", "expert_used_count")
 TEXT_PREFIX = "model.language_model"
-TINY: dict[str, Any] = {
-    "architectures": ["Gemma4ForCausalLM"],
-    "model_type": "gemma4_text",
-    "vocab_size": 320,
-    "hidden_size": 96,
-    "intermediate_size": 128,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,  # not hidden_size / num_attention_heads, on purpose
-    "global_head_dim": 64,
-    "num_global_key_value_heads": 1,
-    "attention_k_eq_v": True,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-6,
-    "rope_parameters": {
-        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e4},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
-    },
-    "sliding_window": 48,
-    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
-    "final_logit_softcapping": 5.0,
-    "hidden_size_per_layer_input": 0,
-    "vocab_size_per_layer_input": 320,
-    "num_kv_shared_layers": 0,
-    "tie_word_embeddings": True,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-}
 _PERIOD = 6  # of every so many layers the last sees all tokens
 _UNTURNED = 1e30  # divides the frequency of a plane that does not turn, for readers that know no other way
 _BESIDE_EXPERTS = {  # source -> target, all vectors
