@@ -9,7 +9,6 @@ numbers of sinks and recent tokens, as in c4/q4+4+128; the first one is the refe
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 import record
+from command import arguments
 from inputs import real_models, texts
 from record import RESULTS, Column, save
 
@@ -74,9 +74,7 @@ def main() -> int:
     from latentkv import _core
     from latentkv.plan import presets
 
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("model", help=f"{', '.join(real_models.MODELS)} or a GGUF")
     named = ",".join(name for name, _, _ in presets.choices())
     parser.add_argument("--kv", default=f"{named},q4_0", help="caches; the first is the reference")

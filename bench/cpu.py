@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 import record
+from command import arguments
 from inputs import real_models
 from latentkv import _core
 from latentkv.plan.master import planned
@@ -87,9 +88,7 @@ def converted(plain: Path, folder: str) -> Path:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("model", help=f"{', '.join(real_models.MODELS)} or a GGUF")
     parser.add_argument("--converted", type=Path, help="what `latentkv convert` made of it")
     parser.add_argument("-d", "--depth", default="0,4096,7900")

@@ -5,13 +5,12 @@ python bench/demo.py [--out build/demo] [--save]      --save also writes bench/r
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from command import ROOT, latentkv, score
+from command import ROOT, arguments, latentkv, score
 from inputs.hide import hide
 from latentkv.console.terminal import show, table
 from record import RESULTS, Column, save
@@ -38,9 +37,7 @@ def print_table(rows: list[dict[str, Any]], columns: list[Column]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("--out", type=Path, default=Path("build/demo"), help="where the GGUF files go")
     parser.add_argument("--save", action="store_true", help="write bench/results/demo.json")
     options = parser.parse_args()

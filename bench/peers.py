@@ -29,6 +29,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import record
+from command import arguments
 from inputs import real_models, texts
 from record import RESULTS, Column, save
 
@@ -355,9 +356,7 @@ def every_row(args: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("model", help=f"{', '.join(real_models.MODELS)} or a GGUF")
     parser.add_argument("--windows", type=int, default=1)
     parser.add_argument("--prompt", type=int, default=512, help="tokens of a window's prompt")

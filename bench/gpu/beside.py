@@ -27,6 +27,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
 
+from command import arguments
 from gpu.copied_rows import COPIED_FROM, Copies
 from gpu.cuda import ask_gpu, fill, step_times
 from latentkv import _core
@@ -172,9 +173,7 @@ def rows_at(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("caches", nargs="+", metavar="MODEL.gguf[=KV]")
     parser.add_argument("--depths", default="0,16384,65536,131072")
     parser.add_argument("--turns", type=int, default=5, help="that each cache has at a depth")

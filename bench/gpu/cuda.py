@@ -22,6 +22,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
 
+from command import arguments
 from gpu.copied_rows import COPIED_FROM, Copies
 from latentkv import _core
 from latentkv.plan.master import planned
@@ -118,9 +119,7 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("model")
     parser.add_argument("--kv", default="f16,q8,q4")
     parser.add_argument("--depths", default="0,4096,16384,65536")

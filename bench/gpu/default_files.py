@@ -20,6 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
 
+from command import arguments
 from gpu import cuda
 from inputs import random_model, random_rows
 from inputs.random_rows import Side
@@ -103,9 +104,7 @@ def columns_of(args: argparse.Namespace) -> list[Column]:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("--kv", default="f16", help="row formats of the plain file, such as f16,q8_0")
     parser.add_argument("--plans", default="14", help="shares of f16 (default: 14)")

@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
 import levers
 
 import record
+from command import arguments
 from inputs import texts
 from latentkv_convert.calibrate.sample import cut, encode
 from latentkv_convert.compute.arithmetic import host_threads
@@ -98,9 +99,7 @@ class Forecasts(levers.Levers):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("model", help="a name of bench/inputs/real_models.py or a GGUF")
     parser.add_argument("-f", "--file", type=Path, required=True, help="the other text")
     parser.add_argument("--calib", type=Path, help="text to calibrate on (default: the converter's own)")

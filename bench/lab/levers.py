@@ -24,6 +24,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
 
 import record
+from command import arguments
 from inputs import real_models
 from latentkv.plan.kv_budget import parse
 from latentkv_convert import calibrate, cli
@@ -187,9 +188,7 @@ class Levers:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("model", help=f"{', '.join(real_models.MODELS)} or a GGUF")
     parser.add_argument("-f", "--file", type=Path, required=True, help="the other text")
     parser.add_argument("--calib", type=Path, help="text to calibrate on (default: the converter's own)")

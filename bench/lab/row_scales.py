@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
 
 import record
 from answering import answers, decoded
-from command import latentkv
+from command import arguments, latentkv
 from inputs import real_models
 from record import RESULTS, Column
 
@@ -122,9 +122,7 @@ class Scales:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("model", help=f"{', '.join(real_models.MODELS)} or a GGUF")
     parser.add_argument("-f", "--file", type=Path, required=True, help="text to measure on")
     parser.add_argument("--calib", type=Path, help="text to calibrate on (default: the converter's own)")
