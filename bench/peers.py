@@ -378,7 +378,7 @@ def main() -> int:
     from latentkv import _core
 
     model = args.model
-    args.model = str(real_models.fetch(model) if model in real_models.MODELS else Path(model).resolve())
+    args.model = str(real_models.model_path(model).resolve())
     text = "\n".join(texts.chapters()[1])[BEGIN:].encode()
     vocabulary = _core.Model(args.model, vocab_only=True)
     args.ids = vocabulary.tokenize(text, True, False)[: args.windows * (args.prompt + args.tokens + 1)]

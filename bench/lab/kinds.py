@@ -44,9 +44,7 @@ COLUMNS = [
 class Kinds:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
-        path = real_models.fetch(args.model) if args.model in real_models.MODELS else Path(args.model)
-        self.model = path.resolve()
-        self.name = args.model if args.model in real_models.MODELS else path.stem.lower()
+        self.name, self.model = real_models.stem(args.model), real_models.model_path(args.model).resolve()
         self.folder: Path = (args.work / self.name).resolve()
         self.folder.mkdir(parents=True, exist_ok=True)
         render = chats.renderer(open_source(self.model))

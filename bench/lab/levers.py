@@ -64,10 +64,8 @@ class Levers:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.began = args, time.monotonic()
         self.rows: list[dict[str, Any]] = []
-        known = args.model in real_models.MODELS
-        model = (real_models.fetch(args.model) if known else Path(args.model)).resolve()
-        self.name, self.model = args.model if known else model.stem.lower(), model
-        words = [str(model), "-o", "none.gguf", "--device", args.device, *shlex.split(args.convert)]
+        self.name, self.model = real_models.stem(args.model), real_models.model_path(args.model).resolve()
+        words = [str(self.model), "-o", "none.gguf", "--device", args.device, *shlex.split(args.convert)]
         words += ["--calib", str(args.calib)] if args.calib else []
         recipe = cli.parse(words, "convert")
         source, self.waterfill = open_source(recipe.source, None), waterfill

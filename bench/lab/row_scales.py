@@ -41,9 +41,7 @@ COLUMNS = [
 class Scales:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
-        known = args.model in real_models.MODELS
-        self.model = (real_models.fetch(args.model) if known else Path(args.model)).resolve()
-        self.name = args.model if known else self.model.stem.lower()
+        self.name, self.model = real_models.stem(args.model), real_models.model_path(args.model).resolve()
         self.folder: Path = (args.work / self.name).resolve()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.text = args.file.read_text(encoding="utf-8")
