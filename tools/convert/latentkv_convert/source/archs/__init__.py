@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from ... import limits
 from ...errors import ConvertError, warn
-from ...ir import ModelSpec, TensorRole
+from ...ir import F32, ModelSpec, TensorRole
 from ..stock import Stock
 
 ACTIVATIONS = {
@@ -195,6 +195,19 @@ def ropes_by_kind(
     }
     require(ropes[LOCAL], "rope_type", "default", "default")
     return ropes
+
+
+def bases_by_kind(ropes: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """RoPE's base by kind of layer."""
+    return {
+        kind: limits.number("rope", "rope_theta", of["rope_theta"], *limits.ROPE_BASE)
+        for kind, of in ropes.items()
+    }
+
+
+def from_zero(weight: F32) -> F32:
+    """A norm's weight, which some checkpoints keep less 1."""
+    return weight + np.float32(1)
 
 
 def every_second(config: Mapping[str, Any], n_layer: int, gguf_arch: str) -> list[bool]:

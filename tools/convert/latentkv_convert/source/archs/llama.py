@@ -5,6 +5,7 @@ RMS norm, gated FFN, RoPE in the GGUF's paired row order."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ...errors import ConvertError
@@ -68,6 +69,20 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
             "vocab_size": int(config["vocab_size"]),
             **positions.keys,
         },
+        extra_tensors=positions.tensors,
+        latentkv_keys=positions.latentkv_keys,
+    )
+
+
+def partly_rotated(spec: ModelSpec, config: Mapping[str, Any], usual: float, n_rot: int = 0) -> ModelSpec:
+    """With RoPE as the config describes it, over a part of a head. usual: its share where the config does not
+    say; n_rot: its channels where it does."""
+    n_rot = n_rot or int(spec.head_dim * rope.rotated_share(config, usual))
+    positions = rope.describe(config, n_rot)
+    return replace(
+        spec,
+        n_rot=n_rot,
+        keys={**spec.keys, **positions.keys},
         extra_tensors=positions.tensors,
         latentkv_keys=positions.latentkv_keys,
     )

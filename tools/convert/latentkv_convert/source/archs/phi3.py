@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 from ...ir import ModelSpec, Projection, TensorRole
-from .. import rope
 from ..stock import Stock
 from . import llama, packed_rows, window_keys
 
@@ -18,13 +17,11 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     whole = {"rope_scaling": None, "rope_parameters": None, "partial_rotary_factor": 1.0}
     no_bias = {"attention_bias": False, "mlp_bias": False}
     spec = llama.model_spec({"rms_norm_eps": 1e-5, **config, **whole, **no_bias})
-    n_rot = int(spec.head_dim * rope.rotated_share(config, 1.0))
-    positions = rope.describe(config, n_rot)
+    spec = llama.partly_rotated(spec, config, 1.0)
     rows = packed_rows(spec.n_head, spec.n_kv, spec.head_dim, interleaved=False)
     return replace(
         spec,
         gguf_arch="phi3",
-        n_rot=n_rot,
         block=replace(spec.block, rope_pairing="neox"),
         projections={side: Projection("self_attn.qkv_proj", rows[side]) for side in "qkv"},
         layer_tensors=(
@@ -34,9 +31,7 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
             TensorRole("mlp.gate_up_proj.weight", "ffn_up.weight"),
             TensorRole("mlp.down_proj.weight", "ffn_down.weight"),
         ),
-        keys={**spec.keys, **positions.keys, **window_keys(config.get("sliding_window"))},
-        extra_tensors=positions.tensors,
-        latentkv_keys=positions.latentkv_keys,
+        keys={**spec.keys, **window_keys(config.get("sliding_window"))},
         packed_qkv=True,
     )
 

@@ -19,7 +19,7 @@ from ....ir import F32, ModelSpec, Projection, TensorRole
 from ... import rope
 from ...recurrent import DeltaNetSizes
 from ...stock import Stock
-from .. import expert_keys, llama, require
+from .. import expert_keys, from_zero, llama, require
 
 RECURRENT, ATTENDS = "linear_attention", "full_attention"  # kinds of layers in config.json
 PERIOD = 4  # of every so many layers the last attends
@@ -46,12 +46,7 @@ def sizes_of(config: Mapping[str, Any]) -> DeltaNetSizes:
 
 
 def norm(source: str, target: str) -> TensorRole:
-    return TensorRole(f"{source}.weight", f"{target}.weight", "vector", transform=_from_zero)
-
-
-def _from_zero(weight: F32) -> F32:
-    """Checkpoints keep a norm's weight less 1."""
-    return weight + np.float32(1)
+    return TensorRole(f"{source}.weight", f"{target}.weight", "vector", transform=from_zero)
 
 
 def _decay(log: F32) -> F32:
@@ -101,8 +96,8 @@ def model_spec(
     whole = {"rope_scaling": None, "rope_parameters": None, "attention_bias": False, "head_dim": head_dim}
     spec = llama.model_spec({"rms_norm_eps": 1e-6, **config, **whole})
     sizes, kinds = sizes_of(config), layer_kinds(config, spec.n_layer)
-    n_rot = int(head_dim * share)
-    positions = rope.describe({**config, "rope_scaling": None, "rope_parameters": given}, n_rot)
+    turned = {**config, "rope_scaling": None, "rope_parameters": given}
+    spec = llama.partly_rotated(spec, turned, share, int(head_dim * share))
     ffn = tuple(
         role for role in spec.layer_tensors if role.target.startswith("ffn_") and role.kind == "weight"
     )
@@ -119,7 +114,6 @@ def model_spec(
     return replace(
         spec,
         gguf_arch=gguf_arch,
-        n_rot=n_rot,
         block=replace(
             spec.block,
             rope_pairing="neox",
@@ -136,9 +130,7 @@ def model_spec(
             *both,
         ),
         recurrent_tensors=(*recurrent(sizes, made, order), *both),
-        keys={**spec.keys, **positions.keys, **sizes.keys, **pattern_keys(kinds)},
-        extra_tensors=positions.tensors,
-        latentkv_keys=positions.latentkv_keys,
+        keys={**spec.keys, **sizes.keys, **pattern_keys(kinds)},
     )
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from ....errors import ConvertError
 from ....ir import ModelSpec, Projection, TensorRole
-from ... import rope
 from ...stock import Stock
 from .. import llama, packed_rows, require, routed
 
@@ -38,13 +37,11 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     require(config, "score_function", "sigmoid", "sigmoid", None)
     whole = {"rope_scaling": None, "rope_parameters": None, "attention_bias": False, "mlp_bias": False}
     spec = llama.model_spec({**config, **whole})
-    n_rot = int(spec.head_dim * rope.rotated_share(config, usual_share))
-    positions = rope.describe(config, n_rot)
+    spec = llama.partly_rotated(spec, config, usual_share)
     rows = packed_rows(spec.n_head, spec.n_kv, spec.head_dim, interleaved=False)
     spec = replace(
         spec,
         gguf_arch=ARCHITECTURE,
-        n_rot=n_rot,
         packed_qkv=True,
         block=replace(spec.block, rope_pairing="neox"),
         projections={side: Projection("attention.query_key_value", rows[side]) for side in "qkv"},
@@ -53,9 +50,6 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
             *(role for role in _renamed(spec.layer_tensors) if role.target != "attn_q.weight"),
             *(TensorRole(f"attention.{name}.weight", target, "vector") for target, name in _NORMS.items()),
         ),
-        keys={**spec.keys, **positions.keys},
-        extra_tensors=positions.tensors,
-        latentkv_keys=positions.latentkv_keys,
     )
     experts = routed.of_config(config, _FIELDS)
     n_shared = int(config.get("num_shared_experts") or 0)

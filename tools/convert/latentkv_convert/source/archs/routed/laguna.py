@@ -17,6 +17,7 @@ from ...stock import Stock
 from .. import (
     FULL,
     LOCAL,
+    bases_by_kind,
     layer_types,
     local_layers,
     qwen3,
@@ -56,10 +57,7 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     plain = {"rope_scaling": None, "rope_parameters": None, "rope_theta": 10000.0, "sliding_window": None}
     spec = qwen3.model_spec({"rms_norm_eps": 1e-6, "num_key_value_heads": 8, **config, **plain})
     n_rot = {kind: _rotated(spec.head_dim, ropes[kind]) for kind in ropes}
-    base = {
-        kind: limits.number("rope", "rope_theta", ropes[kind]["rope_theta"], *limits.ROPE_BASE)
-        for kind in ropes
-    }
+    base = bases_by_kind(ropes)
     counts = list(config.get("num_attention_heads_per_layer") or [spec.n_head] * n_layer)
     if len(counts) != n_layer:
         raise ConvertError(
