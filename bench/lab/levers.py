@@ -185,24 +185,33 @@ class Levers:
         )
 
 
-def main() -> int:
-    parser = arguments(__doc__)
-    parser.add_argument("model", help=f"{', '.join(real_models.MODELS)} or a GGUF")
-    parser.add_argument("-f", "--file", type=Path, required=True, help="the other text")
-    parser.add_argument("--calib", type=Path, help="text to calibrate on (default: the converter's own)")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--budgets", default="28%,14%,8.5%")
-    parser.add_argument("--scales", default="segment,row")
-    parser.add_argument("--plans", default="all", help="of those before corrections, divided by commas")
-    parser.add_argument("--polish", type=int, default=0, metavar="STEPS")
-    parser.add_argument("--windows", type=int, default=6)
-    parser.add_argument("--convert", default="", help="options of the conversion")
-    parser.add_argument("--out", type=Path, help="default: bench/results/levers/levers-NAME.json")
-    args = parser.parse_args()
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """The options of every program that tries plans of a model."""
+    made = arguments(description)
+    made.add_argument("model", help=f"{', '.join(real_models.MODELS)} or a GGUF")
+    made.add_argument("-f", "--file", type=Path, required=True, help="the other text")
+    made.add_argument("--calib", type=Path, help="text to calibrate on (default: the converter's own)")
+    made.add_argument("--device", default="cpu")
+    made.add_argument("--budgets", default="28%,14%,8.5%")
+    made.add_argument("--convert", default="", help="options of the conversion")
+    made.add_argument("--out", type=Path, help="default: NAME's in bench/results/levers")
+    return made
+
+
+def run(made: type[Levers], args: argparse.Namespace) -> int:
     with host_threads(args.device):
         torch.set_flush_denormal(True)
-        Levers(args).run()
+        made(args).run()
     return 0
+
+
+def main() -> int:
+    own = parser(__doc__)
+    own.add_argument("--scales", default="segment,row")
+    own.add_argument("--plans", default="all", help="of those before corrections, divided by commas")
+    own.add_argument("--polish", type=int, default=0, metavar="STEPS")
+    own.add_argument("--windows", type=int, default=6)
+    return run(Levers, own.parse_args())
 
 
 if __name__ == "__main__":
