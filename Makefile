@@ -37,7 +37,7 @@ help:
 	@sed -n '1,9s/^# //p' Makefile
 
 demo: $(VENV)/.installed
-	$(BIN)/python bench/demo.py --out build/demo $(SAVE)
+	$(BIN)/python bench/demo.py --out build/demo
 
 demo-real: $(VENV)/.installed
 	$(BIN)/python bench/demo_real.py --out build/demo-real

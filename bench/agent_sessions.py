@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import record
+from command import arguments
 from record import Column
 from serving import started
 
@@ -269,9 +270,7 @@ def demo(command: list[str], folder: Path, sliding: bool, n_ctx: int) -> Path:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("model", nargs="?", type=Path, help="GGUF (default: the demo model)")
     parser.add_argument("--turns", type=int, default=20, help="of each agent (default: 20)")
     parser.add_argument(

@@ -11,7 +11,6 @@ median decode step of one token at a depth less that of an empty cache, over the
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -28,6 +27,7 @@ from typing import Any
 import numpy as np
 
 import record
+from command import arguments
 from gpu import cuda
 from gpu.copied_rows import COPIED_FROM, Copies
 from inputs import random_rows
@@ -167,9 +167,7 @@ def measure_all(folder: Path, ubatch: int, gb_per_s: float) -> Iterator[list[Mea
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument(
         "out", type=Path, metavar="FILE.json", help="file to write, anew after every measurement"
     )

@@ -9,15 +9,13 @@ numbers of sinks and recent tokens, as in c4/q4+4+128; the first one is the refe
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-import record
+from command import arguments
 from inputs import real_models, texts
 from record import RESULTS, Column, save
 
@@ -74,9 +72,7 @@ def main() -> int:
     from latentkv import _core
     from latentkv.plan import presets
 
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("model", help=f"{', '.join(real_models.MODELS)} or a GGUF")
     named = ",".join(name for name, _, _ in presets.choices())
     parser.add_argument("--kv", default=f"{named},q4_0", help="caches; the first is the reference")
@@ -88,7 +84,7 @@ def main() -> int:
     )
     parser.add_argument("--save", help="name of the result under bench/results")
     args = parser.parse_args()
-    path = real_models.fetch(args.model) if args.model in real_models.MODELS else Path(args.model)
+    path = real_models.model_path(args.model)
     model = _core.Model(str(path), n_gpu_layers=args.gpu_layers, weights=args.weights)
     text = "\n".join(texts.chapters()[1])[BEGIN].encode()
     tokens = model.tokenize(text, True, False)[: args.context + 1]
@@ -96,7 +92,7 @@ def main() -> int:
     for each in rows:
         print("{kv:>12} {formats:>8} {share:7.2%} {kld:.5f} {same_top:.1%}".format(**each))
     if args.save:
-        words = ["python", "bench/caches.py", record.shown(Path(args.model)), "--kv", args.kv]
+        words = ["python", "bench/caches.py", real_models.shown(args.model), "--kv", args.kv]
         words += ["-c", str(args.context), "--save", args.save]
         words += ["--weights", args.weights] if args.weights != "stored" else []
         weights = "its own weights" if args.weights == "stored" else f"weights in {args.weights}"

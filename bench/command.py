@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shlex
 import subprocess
@@ -10,6 +11,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    """A program's, with its docstring as it stands."""
+    return argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
 
 
 def latentkv(*args: str, capture: bool = False) -> str:
@@ -26,11 +34,9 @@ def latentkv(*args: str, capture: bool = False) -> str:
     return done.stdout or ""
 
 
-def score(
-    gguf: Path, text: Path, kv: str, context: int, against: str | None = None, *more: str
-) -> dict[str, Any]:
+def score(gguf: Path, text: Path, kv: str, context: int, against: str | None = None) -> dict[str, Any]:
     """Perplexity and, against another cache, KLD (nats per token) and the share of equal top tokens."""
-    args = ["perplexity", str(gguf), "-f", str(text), "-c", str(context), "--json", *more]
+    args = ["perplexity", str(gguf), "-f", str(text), "-c", str(context), "--json"]
     if kv:
         args += ["--kv", kv]
     if against:
@@ -42,17 +48,5 @@ def score(
         "bytes": result["kv_bytes_per_token"],
         "ppl": result["ppl"],
         "kld": result["kld"]["mean"] if against else None,
-        "kld_p99": result["kld"]["p99"] if against else None,
         "same_top": result["same_top"] if against else None,
     }
-
-
-def needles(gguf: Path, data: Path, kv: str) -> int:
-    """How many of the numbers in `data` (bench/inputs/hide.py) are found, teacher forced."""
-    args = ["bench/needles.py", str(gguf), "--data", str(data), "--kv", kv, "--forced"]
-    print(f"\n$ python {shlex.join(args)}", flush=True)
-    done = subprocess.run([sys.executable, *args], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        raise SystemExit(done.returncode)
-    hits: int = json.loads(done.stdout)["results"][0]["hits"]
-    return hits

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-import record
+from command import arguments
 from inputs import real_models
 from latentkv import _core
 from latentkv.plan.master import planned
@@ -87,9 +87,7 @@ def converted(plain: Path, folder: str) -> Path:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("model", help=f"{', '.join(real_models.MODELS)} or a GGUF")
     parser.add_argument("--converted", type=Path, help="what `latentkv convert` made of it")
     parser.add_argument("-d", "--depth", default="0,4096,7900")
@@ -98,7 +96,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7, help="turns, the first not counted (default 7)")
     parser.add_argument("--save", help="name of the result under bench/results")
     args = parser.parse_args()
-    plain = real_models.fetch(args.model) if args.model in real_models.MODELS else Path(args.model)
+    plain = real_models.model_path(args.model)
     with tempfile.TemporaryDirectory() as folder:
         models = {
             "default file": (_core.Model(str(args.converted or converted(plain, folder))), ""),
@@ -106,7 +104,7 @@ def main() -> int:
         }
         rows = [row for depth in map(int, args.depth.split(",")) for row in measured(models, depth, args)]
     if args.save:
-        words = ["python", "bench/cpu.py", record.shown(Path(args.model)), "-d", args.depth]
+        words = ["python", "bench/cpu.py", real_models.shown(args.model), "-d", args.depth]
         words += ["-t", str(args.threads), "--save", args.save]
         note = f"`{plain.name}`, its own weights; {args.threads} threads, median of {args.rounds - 1} turns."
         save(RESULTS / f"{args.save}.json", command=shlex.join(words), columns=COLUMNS, rows=rows, note=note)

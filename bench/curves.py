@@ -7,13 +7,13 @@ draws a PNG beside bench/results/**/divergence-f16-qwen-coder.json.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from command import arguments
 from record import RESULTS
 
 Point = tuple[float, float]
@@ -117,9 +117,7 @@ def gib_of(result: dict[str, Any], tokens: int) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("name", metavar="NAME", help="of a file below bench/results, without .json")
     parser.add_argument("--title", default="", help="above the picture (default: NAME)")
     parser.add_argument(

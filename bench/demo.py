@@ -1,20 +1,19 @@
 """`make demo`: converts models/demo, measures what its cache lost, and asks it something.
 
-python bench/demo.py [--out build/demo] [--save]      --save also writes bench/results/demo.json
+python bench/demo.py [--out build/demo]
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from command import ROOT, latentkv, score
+from command import ROOT, arguments, latentkv, score
 from inputs.hide import hide
 from latentkv.console.terminal import show, table
-from record import RESULTS, Column, save
+from record import Column
 
 TEXT = Path("models/demo/sample-val.txt")
 CONTEXT = 1024  # sample-val.txt has 2900 tokens: two windows
@@ -38,11 +37,8 @@ def print_table(rows: list[dict[str, Any]], columns: list[Column]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("--out", type=Path, default=Path("build/demo"), help="where the GGUF files go")
-    parser.add_argument("--save", action="store_true", help="write bench/results/demo.json")
     options = parser.parse_args()
     start = time.monotonic()
     (ROOT / options.out).mkdir(parents=True, exist_ok=True)
@@ -81,15 +77,6 @@ def main() -> None:
         f"\n{time.monotonic() - start:.0f} s; the files are in {options.out}. "
         f"Try: {Path(sys.executable).parent / 'latentkv'} chat {small}"
     )
-    if options.save:
-        save(
-            RESULTS / "demo.json",
-            command="make demo SAVE=--save",
-            columns=COLUMNS,
-            rows=rows,
-            note=f"`models/demo`, f16 weights, `sample-val.txt` at {CONTEXT} tokens; "
-            "KLD in nats per token against the first row.",
-        )
 
 
 if __name__ == "__main__":

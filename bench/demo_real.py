@@ -8,13 +8,12 @@ Python reference (bench/inputs/texts.py). The conversion takes most of the time.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 import time
 from pathlib import Path
 
-from command import ROOT, latentkv
+from command import ROOT, arguments, latentkv
 from demo import print_table
 from inputs import texts
 from inputs.real_models import model_path
@@ -37,9 +36,7 @@ COLUMNS = [
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("--out", type=Path, default=Path("build/demo-real"), help="where the files go")
     parser.add_argument("-t", "--threads", type=int, default=0, help="of the measurement")
     options = parser.parse_args()

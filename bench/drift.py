@@ -11,7 +11,6 @@ last bits differ.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import re
@@ -25,6 +24,7 @@ import numpy as np
 
 from answering import answers
 from answering.answers import Cache, Chat, Conversations
+from command import arguments
 
 CHARS = 900  # of a passage
 QUOTE = 64  # tokens of a quotation
@@ -128,9 +128,7 @@ def compared(reference: Sequence[Answer], found: Sequence[Answer], limit: int) -
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("model", help="GGUF file")
     parser.add_argument("--text", type=Path, required=True, help="passages are taken from it")
     parser.add_argument("--kv", default="", help="row formats, comma separated (default: the file's)")

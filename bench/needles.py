@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from answering import answers
+from command import arguments
 
 LIMIT = 24  # tokens of an answer
 
@@ -154,9 +155,7 @@ def progress(text: str) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("model", nargs="?", help="GGUF file")
     parser.add_argument("--data", required=True, help="JSON lines")
     parser.add_argument("--kv", default="", help="caches, comma separated (default: the file's)")

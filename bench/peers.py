@@ -19,7 +19,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import record
+from command import arguments
 from inputs import real_models, texts
+from latentkv.measure.divergence import concatenate, score, summary
 from record import RESULTS, Column, save
 
 LENGTH = 4096  # tokens at which bytes are counted
@@ -157,21 +159,12 @@ def windows(tokens: list[int], args: argparse.Namespace) -> Iterator[list[int]]:
         yield tokens[i * size : (i + 1) * size]
 
 
-def losses(reference: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """KLD and whether the favourite is the same, of [n, n_vocab] each."""
-
-    def log_softmax(x: np.ndarray) -> np.ndarray:
-        x = x.astype(np.float64) - x.max(-1, keepdims=True)
-        return x - np.log(np.exp(x).sum(-1, keepdims=True))
-
-    p, q = log_softmax(reference), log_softmax(logits)
-    return (np.exp(p) * (p - q)).sum(-1), p.argmax(-1) == q.argmax(-1)
-
-
-def scores(found: list[tuple[np.ndarray, np.ndarray]]) -> dict[str, float]:
-    kld, same = (np.concatenate(each) for each in zip(*found, strict=True))
-    p99 = float(np.quantile(kld, 0.99))
-    return {"kld": float(kld.mean()), "kld_p99": p99, "same_top": float(100 * same.mean())}
+def scores(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> dict[str, float]:
+    """Of a reference's logits and a cache's, [n, n_vocab] each."""
+    found = [score(logits, reference.argmax(-1), reference) for reference, logits in pairs]
+    total = summary(concatenate(found))
+    kld = total["kld"]
+    return {"kld": kld["mean"], "kld_p99": kld["p99"], "same_top": 100 * total["same_top"]}
 
 
 def forced(model: Any, cache: Any, window: list[int], n_prompt: int) -> np.ndarray:
@@ -249,11 +242,10 @@ def one(
     try:
         few = torch.tensor([args.ids[:192]])
         model.generate(few, past_key_values=peer.make(model, tokenizer), max_new_tokens=4, do_sample=False)
-        found = []
-        for window, reference in every:
-            got = forced(model, peer.make(model, tokenizer), window, args.prompt)
-            found.append(losses(reference, got))
-        row |= scores(found)
+        row |= scores(
+            (reference, forced(model, peer.make(model, tokenizer), window, args.prompt))
+            for window, reference in every
+        )
         with torch.inference_mode():
             held = held_bytes(filled(peer.make(model, tokenizer), model.config))
         config = model.config
@@ -286,8 +278,7 @@ def ours(args: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
     every = list(windows(args.ids, args))
     references = [logits("f32", window) for window in every]
     for kv in OURS:
-        pairs = zip(references, every, strict=True)
-        found = scores([losses(reference, logits(kv, window)) for reference, window in pairs])
+        found = scores(zip(references, [logits(kv, window) for window in every], strict=True))
         bytes_of = [model.forecast(LENGTH, **planned(model, {"kv": each}))["total"] for each in (kv, "f16")]
         share = 100 * bytes_of[0] / bytes_of[1]
         yield {
@@ -355,9 +346,7 @@ def every_row(args: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("model", help=f"{', '.join(real_models.MODELS)} or a GGUF")
     parser.add_argument("--windows", type=int, default=1)
     parser.add_argument("--prompt", type=int, default=512, help="tokens of a window's prompt")
@@ -379,7 +368,7 @@ def main() -> int:
     from latentkv import _core
 
     model = args.model
-    args.model = str(real_models.fetch(model) if model in real_models.MODELS else Path(model).resolve())
+    args.model = str(real_models.model_path(model).resolve())
     text = "\n".join(texts.chapters()[1])[BEGIN:].encode()
     vocabulary = _core.Model(args.model, vocab_only=True)
     args.ids = vocabulary.tokenize(text, True, False)[: args.windows * (args.prompt + args.tokens + 1)]

@@ -18,15 +18,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import record
+from command import arguments
 
 Schema = dict[str, Any]
 
 SYSTEM = "You answer in JSON."
-NAME = {"type": "string"}
-
-
-def thing(properties: Schema, *required: str, **more: Any) -> Schema:
-    return {"type": "object", "properties": properties, "required": list(required or properties)} | more
 
 
 @dataclass(frozen=True)
@@ -35,146 +31,10 @@ class Form:
 
     name: str
     schema: Schema | None
-    questions: tuple[str, ...]
+    questions: list[str]
 
 
-FORMS = (
-    Form(
-        "one string",
-        thing({"team_name": NAME}),
-        (
-            "Who won the world cup of football in 2014?",
-            "Name a team that plays basketball in Chicago.",
-            "Which team would you support?",
-            "Name a team of rowers.",
-            "What is the oldest cricket team?",
-        ),
-    ),
-    Form(
-        "numbers with bounds",
-        thing(
-            {
-                "age": {"type": "integer", "minimum": 0, "maximum": 130},
-                "height_in_metres": {"type": "number"},
-                "siblings": {"type": "integer"},
-            }
-        ),
-        (
-            "Describe a grown man in numbers.",
-            "Describe a baby in numbers.",
-            "How old and how tall is a school child?",
-            "Describe yourself in numbers.",
-            "Anna is 34, 1.72 m tall, and has two brothers.",
-        ),
-    ),
-    Form(
-        "enum, const, boolean, null",
-        thing(
-            {
-                "mood": {"enum": ["good", "bad", "neither"]},
-                "version": {"const": 2},
-                "is_certain": {"type": "boolean"},
-                "remark": {"anyOf": [{"type": "string", "maxLength": 60}, {"type": "null"}]},
-            }
-        ),
-        (
-            "Rate this review: I would buy it again.",
-            "Rate this review: It broke on the second day.",
-            "Rate this review: It is a chair.",
-            "Rate this review: Never have I been so happy with a lamp!",
-            "Rate this review: The box was wet, the book was fine.",
-        ),
-    ),
-    Form(
-        "nested objects",
-        thing(
-            {
-                "person": thing(
-                    {
-                        "name": thing({"first": NAME, "last": NAME}),
-                        "address": thing(
-                            {"street": NAME, "city": NAME, "zip": {"pattern": "^[0-9]{5}$", **NAME}}
-                        ),
-                    }
-                ),
-                "source": thing({"page": {"type": "integer"}}),
-            }
-        ),
-        (
-            "Ann Lee lives at 5 Hill Road in Springfield, 49007. It is on page 12.",
-            "Invent a person with an address.",
-            "Where does the president of the United States live?",
-            "Bob Ray moved from Elm Street to Oak Street, Dover 19901 (page 3).",
-            "Write down the address of a baker.",
-        ),
-    ),
-    Form(
-        "array of objects",
-        {
-            "type": "array",
-            "minItems": 1,
-            "maxItems": 4,
-            "items": thing(
-                {"name": NAME, "amount": {"type": "number"}, "unit": {"enum": ["g", "ml", "pieces"]}}
-            ),
-        },
-        (
-            "What goes into pancakes?",
-            "List the parts of a salad.",
-            "What do I need for bread?",
-            "What is in a glass of lemonade?",
-            "Shopping list for breakfast.",
-        ),
-    ),
-    Form(
-        "arrays without a bound",
-        thing(
-            {
-                "words": {"type": "array", "items": NAME},
-                "numbers": {"type": "array", "items": {"type": "number"}},
-            }
-        ),
-        (
-            "Give me some words and some numbers.",
-            "Which words rhyme with cat? And name three primes.",
-            "Name colours, and how many of them a rainbow has.",
-            "List the months and their lengths.",
-            "List all countries of Europe and their populations.",
-        ),
-    ),
-    Form(
-        "optional keys",
-        thing(
-            {
-                "title": NAME,
-                "subtitle": NAME,
-                "year": {"type": "integer", "minimum": 1000, "maximum": 2100},
-                "tags": {"type": "array", "items": {"type": "string", "maxLength": 20}, "maxItems": 3},
-                "author": thing({"name": NAME, "born": {"type": "integer"}}, "name"),
-            },
-            "title",
-            additionalProperties=False,
-        ),
-        (
-            "Moby Dick, by Herman Melville (1851).",
-            "Name a book about cooking.",
-            "Describe a film that you know.",
-            "The shortest record of a book that is possible.",
-            "Describe the Bible as a library would.",
-        ),
-    ),
-    Form(
-        "any JSON object",
-        None,
-        (
-            "Describe a car.",
-            "Who won the world series in 2020?",
-            "Describe the weather of a day in March.",
-            "What is a cache?",
-            "Make a small object with two keys.",
-        ),
-    ),
-)
+FORMS = [Form(**form) for form in json.loads((record.ROOT / "bench/inputs/forms.json").read_text("utf-8"))]
 COLUMNS = [
     record.Column("form", "schema"),
     record.Column("sampling", "sampling"),
@@ -239,9 +99,7 @@ def measured(llm: Any, args: argparse.Namespace) -> tuple[list[dict[str, Any]], 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("model", metavar="FILE")
     parser.add_argument("-n", "--n-predict", type=int, default=512, help="tokens of an answer (default: 512)")
     parser.add_argument("--temp", type=float, default=0.8, help="of the sampled answers (default: 0.8)")

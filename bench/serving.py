@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 
 import record
+from command import arguments
 from record import Column
 
 LOAD = [
@@ -158,9 +159,7 @@ async def load(args: argparse.Namespace, address: str, pid: int) -> dict[str, An
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("model", help="GGUF")
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--minutes", type=float, default=10)

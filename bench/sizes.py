@@ -8,7 +8,6 @@ are narrow. A converted file takes at most its budget of f16.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from command import arguments
 from inputs.random_model import write
 from inputs.random_rows import sides_of
 from inputs.random_shapes import SHAPES, DeltaNet, Heads, Mla, Shape
@@ -119,9 +119,7 @@ def share_rows() -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("--save", action="store_true", help="write bench/results/sizes*.json")
     args = parser.parse_args()
     models, shares = model_rows(), share_rows()

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
 
+from command import arguments
 from gpu import cuda
 from inputs import real_models, texts
 from latentkv import _core
@@ -308,7 +309,7 @@ def table(rows: list[dict[str, Any]], sequences: tuple[int, ...]) -> list[dict[s
 
 
 def parser() -> argparse.ArgumentParser:
-    of = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    of = arguments(__doc__)
     of.add_argument("--work", type=Path, default=Path("build/agree"), help="files on the way")
     of.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     of.add_argument("--models", default=",".join(dict.fromkeys(kind.model for kind in KINDS)))

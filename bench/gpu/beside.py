@@ -27,8 +27,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
 
+from command import arguments
 from gpu.copied_rows import COPIED_FROM, Copies
-from gpu.cuda import ask_gpu, fill
+from gpu.cuda import ask_gpu, fill, step_times
 from latentkv import _core
 from latentkv.plan.master import planned
 
@@ -104,13 +105,9 @@ class Cache:
 
     def turn(self, n: int) -> float:
         """Seconds of a step, the median of n behind those that prepare."""
-        times = []
-        for token in self._random.integers(0, self._n_vocab, n + SKIPPED).tolist():
-            start = time.perf_counter()
-            self._session.decode([token])
-            times.append(time.perf_counter() - start)
+        times = step_times(self._session, self._random, self._n_vocab, [0], n + SKIPPED, SKIPPED)
         self._at += n + SKIPPED
-        return statistics.median(times[SKIPPED:])
+        return statistics.median(times)
 
     def prompt(self, n: int) -> float:
         """Tokens/s of n tokens at once."""
@@ -176,9 +173,7 @@ def rows_at(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("caches", nargs="+", metavar="MODEL.gguf[=KV]")
     parser.add_argument("--depths", default="0,16384,65536,131072")
     parser.add_argument("--turns", type=int, default=5, help="that each cache has at a depth")

@@ -10,7 +10,6 @@ llama.cpp is compared with the first of all, which was measured at another time.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
 
+from command import arguments
 from record import RESULTS, Column, save
 
 Row = dict[str, Any]
@@ -115,9 +115,7 @@ def read(path: Path) -> list[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("name", help="of the table")
     parser.add_argument("files", nargs="+", type=Path, help="of beside.py")
     parser.add_argument("--of", required=True, help="the model, in the table's note")

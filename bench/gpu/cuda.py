@@ -18,11 +18,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
 
+from command import arguments
 from gpu.copied_rows import COPIED_FROM, Copies
 from latentkv import _core
 from latentkv.plan.master import planned
@@ -41,12 +41,6 @@ def used_mib() -> int:
     return int(ask_gpu("memory.used"))
 
 
-def weight_bytes(path: str, model: _core.Model) -> int:
-    """Bytes of weights that a step reads: all but embeddings, where these are not the output's too."""
-    tensors = {tensor.name: tensor.n_bytes for tensor in gguf.GGUFReader(path).tensors}
-    return int(model.size_bytes) - (int(tensors["token_embd.weight"]) if "output.weight" in tensors else 0)
-
-
 def fill(session: _core.Session, random: np.random.Generator, n_vocab: int, at: int, depth: int) -> None:
     """Random tokens from position `at` to `depth`."""
     for begin in range(at, depth, FILL):
@@ -54,29 +48,30 @@ def fill(session: _core.Session, random: np.random.Generator, n_vocab: int, at: 
         session.decode(random.integers(0, n_vocab, n).tolist(), output="none")
 
 
-def batch_time(session: _core.Session, random: np.random.Generator, n_vocab: int, n: int) -> float:
-    """Seconds of a step of n tokens of one sequence, median."""
+def step_times(
+    session: _core.Session,
+    random: np.random.Generator,
+    n_vocab: int,
+    seq: list[int],
+    steps: int,
+    skipped: int,
+) -> list[float]:
+    """Seconds of steps of one token of each of these sequences, without those `skipped`: the first builds the
+    graph, the second records it."""
     times = []
-    for _ in range(8):
-        tokens = random.integers(0, n_vocab, n).tolist()
+    for _ in range(steps):
+        tokens = random.integers(0, n_vocab, len(seq)).tolist()
         start = time.perf_counter()
-        session.decode(tokens)
+        session.decode(tokens, seq=seq)
         times.append(time.perf_counter() - start)
-    return statistics.median(times[2:])
+    return times[skipped:]
 
 
 def step_time(
     session: _core.Session, random: np.random.Generator, n_vocab: int, n: int, steps: int, skipped: int
 ) -> float:
-    """Seconds of a step of one token of each of the first n sequences, median of those behind `skipped`: the
-    first builds the graph, the second records it."""
-    times = []
-    for _ in range(steps):
-        tokens = random.integers(0, n_vocab, n).tolist()
-        start = time.perf_counter()
-        session.decode(tokens, seq=list(range(n)))
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[skipped:])
+    """Their median, of the first n sequences."""
+    return statistics.median(step_times(session, random, n_vocab, list(range(n)), steps, skipped))
 
 
 def measure(
@@ -100,24 +95,19 @@ def measure(
             copies.fill(depth)
         else:
             fill(session, random, model.n_vocab, at, depth)
-        steps = []
-        for token in random.integers(0, model.n_vocab, args.decode).tolist():
-            start = time.perf_counter()
-            session.decode([token])
-            steps.append(time.perf_counter() - start)
-        steps = steps[3:]  # the first run builds the graph, the second records it
+        steps = step_times(session, random, model.n_vocab, [0], args.decode, 3)
+        step = statistics.median(steps)
         row = {
             "kv": kv,
             "depth": depth,
-            "decode_tps": 1.0 / statistics.median(steps),
+            "decode_tps": 1.0 / step,
             "decode_ms_min": 1e3 * min(steps),
             "bytes_per_token": session.kv_bytes()["per_token"],
         }
         if depth == args.prefill_depth:
             for n in (2, 4, 8):
-                row[f"batch_of_{n}"] = batch_time(session, random, model.n_vocab, n) / statistics.median(
-                    steps
-                )
+                together = step_times(session, random, model.n_vocab, [0] * n, 8, 2)
+                row[f"batch_of_{n}"] = statistics.median(together) / step
             tokens = random.integers(0, model.n_vocab, args.prefill).tolist()
             start = time.perf_counter()
             session.decode(tokens, output="last")
@@ -129,9 +119,7 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("model")
     parser.add_argument("--kv", default="f16,q8,q4")
     parser.add_argument("--depths", default="0,4096,16384,65536")
@@ -154,7 +142,6 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     result = {
         "model": model.metadata.get("general.name"),
-        "weight_bytes": weight_bytes(args.model, model),
         "rows": rows,
         "device_mib_before": before,
         "build": _core.build_info(),

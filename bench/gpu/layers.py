@@ -23,6 +23,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
 
+from command import arguments
 from inputs import random_model, random_rows
 from inputs.random_shapes import SHAPES
 from record import RESULTS, Column, save
@@ -106,9 +107,7 @@ def run(args: argparse.Namespace, path: Path, what: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("model", nargs="?")
     parser.add_argument("--layers", default="0,8,16,24,28,32")
     parser.add_argument("--depth", type=int, default=2048)

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
 
 from answering.answers import Chat
+from command import arguments
 from latentkv import Llama, LlamaPromptLookupDecoding
 from record import RESULTS, Column, save
 
@@ -138,9 +139,7 @@ def same(a: list[list[int]], b: list[list[int]]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("model", type=Path, help="a plain GGUF")
     parser.add_argument(
         "--file", action="append", default=[], metavar="NAME=PATH", help="a converted file, by its own plan"

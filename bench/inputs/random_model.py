@@ -8,7 +8,6 @@ The file has no tokenizer. Its logits mean nothing; its speed is that of a real 
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from dataclasses import replace
@@ -19,6 +18,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
 
+from command import arguments
 from inputs import random_mla
 from inputs.fast_gguf import write_tensors
 from inputs.random_rows import PLANS, PREFER, SCALES, Side, chosen_group, planned, sides_of
@@ -239,9 +239,7 @@ def write(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("out", type=Path)
     parser.add_argument("--cache", default="full/full", help="K path/V path (default: full/full)")

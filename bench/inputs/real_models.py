@@ -142,6 +142,18 @@ def model_path(text: str) -> Path:
     return Path(text)
 
 
+def stem(text: str) -> str:
+    """What files of this model are called."""
+    return text if text in MODELS else Path(text).stem.lower()
+
+
+def shown(text: str) -> str:
+    """The model as a reader types it in the root."""
+    import record
+
+    return text if text in MODELS else record.shown(Path(text))
+
+
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

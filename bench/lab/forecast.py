@@ -17,8 +17,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
 
 import levers
@@ -26,7 +24,6 @@ import levers
 import record
 from inputs import texts
 from latentkv_convert.calibrate.sample import cut, encode
-from latentkv_convert.compute.arithmetic import host_threads
 from latentkv_convert.ir import Plan
 from latentkv_convert.plan import forecast
 from record import RESULTS, Column
@@ -98,24 +95,12 @@ class Forecasts(levers.Levers):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("model", help="a name of bench/inputs/real_models.py or a GGUF")
-    parser.add_argument("-f", "--file", type=Path, required=True, help="the other text")
-    parser.add_argument("--calib", type=Path, help="text to calibrate on (default: the converter's own)")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--budgets", default="28%,14%,8.5%")
+    parser = levers.parser(__doc__)
     parser.add_argument("--windows", type=int, default=4)
     parser.add_argument("--name", default="default", help="of the plan in the table")
-    parser.add_argument("--convert", default="", help="options of the conversion")
-    parser.add_argument("--out", type=Path, help="default: bench/results/levers/forecast-NAME.json")
     args = parser.parse_args()
     args.scales, args.plans, args.polish = "row", "", 0  # the plan that is written, no others
-    with host_threads(args.device):
-        torch.set_flush_denormal(True)
-        Forecasts(args).run()
-    return 0
+    return levers.run(Forecasts, args)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
 import needles
 import record
 from answering import answers, decoded
-from command import latentkv
+from command import arguments, latentkv
 from inputs import hide, real_models
 from latentkv_convert.calibrate.text import chats, mix
 from latentkv_convert.source.open_source import open_source
@@ -44,9 +44,7 @@ COLUMNS = [
 class Kinds:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
-        path = real_models.fetch(args.model) if args.model in real_models.MODELS else Path(args.model)
-        self.model = path.resolve()
-        self.name = args.model if args.model in real_models.MODELS else path.stem.lower()
+        self.name, self.model = real_models.stem(args.model), real_models.model_path(args.model).resolve()
         self.folder: Path = (args.work / self.name).resolve()
         self.folder.mkdir(parents=True, exist_ok=True)
         render = chats.renderer(open_source(self.model))
@@ -150,9 +148,7 @@ def compare(rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("model", help=f"{', '.join(real_models.MODELS)} or a GGUF")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--kv-budget", dest="budget", default="14%")

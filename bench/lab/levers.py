@@ -24,6 +24,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
 
 import record
+from command import arguments
 from inputs import real_models
 from latentkv.plan.kv_budget import parse
 from latentkv_convert import calibrate, cli
@@ -63,10 +64,8 @@ class Levers:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.began = args, time.monotonic()
         self.rows: list[dict[str, Any]] = []
-        known = args.model in real_models.MODELS
-        model = (real_models.fetch(args.model) if known else Path(args.model)).resolve()
-        self.name, self.model = args.model if known else model.stem.lower(), model
-        words = [str(model), "-o", "none.gguf", "--device", args.device, *shlex.split(args.convert)]
+        self.name, self.model = real_models.stem(args.model), real_models.model_path(args.model).resolve()
+        words = [str(self.model), "-o", "none.gguf", "--device", args.device, *shlex.split(args.convert)]
         words += ["--calib", str(args.calib)] if args.calib else []
         recipe = cli.parse(words, "convert")
         source, self.waterfill = open_source(recipe.source, None), waterfill
@@ -186,26 +185,33 @@ class Levers:
         )
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("model", help=f"{', '.join(real_models.MODELS)} or a GGUF")
-    parser.add_argument("-f", "--file", type=Path, required=True, help="the other text")
-    parser.add_argument("--calib", type=Path, help="text to calibrate on (default: the converter's own)")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--budgets", default="28%,14%,8.5%")
-    parser.add_argument("--scales", default="segment,row")
-    parser.add_argument("--plans", default="all", help="of those before corrections, divided by commas")
-    parser.add_argument("--polish", type=int, default=0, metavar="STEPS")
-    parser.add_argument("--windows", type=int, default=6)
-    parser.add_argument("--convert", default="", help="options of the conversion")
-    parser.add_argument("--out", type=Path, help="default: bench/results/levers/levers-NAME.json")
-    args = parser.parse_args()
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """The options of every program that tries plans of a model."""
+    made = arguments(description)
+    made.add_argument("model", help=f"{', '.join(real_models.MODELS)} or a GGUF")
+    made.add_argument("-f", "--file", type=Path, required=True, help="the other text")
+    made.add_argument("--calib", type=Path, help="text to calibrate on (default: the converter's own)")
+    made.add_argument("--device", default="cpu")
+    made.add_argument("--budgets", default="28%,14%,8.5%")
+    made.add_argument("--convert", default="", help="options of the conversion")
+    made.add_argument("--out", type=Path, help="default: NAME's in bench/results/levers")
+    return made
+
+
+def run(made: type[Levers], args: argparse.Namespace) -> int:
     with host_threads(args.device):
         torch.set_flush_denormal(True)
-        Levers(args).run()
+        made(args).run()
     return 0
+
+
+def main() -> int:
+    own = parser(__doc__)
+    own.add_argument("--scales", default="segment,row")
+    own.add_argument("--plans", default="all", help="of those before corrections, divided by commas")
+    own.add_argument("--polish", type=int, default=0, metavar="STEPS")
+    own.add_argument("--windows", type=int, default=6)
+    return run(Levers, own.parse_args())
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
 
 import record
 from answering import answers, decoded
-from command import latentkv
+from command import arguments, latentkv
 from inputs import real_models
 from record import RESULTS, Column
 
@@ -41,9 +41,7 @@ COLUMNS = [
 class Scales:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
-        known = args.model in real_models.MODELS
-        self.model = (real_models.fetch(args.model) if known else Path(args.model)).resolve()
-        self.name = args.model if known else self.model.stem.lower()
+        self.name, self.model = real_models.stem(args.model), real_models.model_path(args.model).resolve()
         self.folder: Path = (args.work / self.name).resolve()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.text = args.file.read_text(encoding="utf-8")
@@ -122,9 +120,7 @@ class Scales:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("model", help=f"{', '.join(real_models.MODELS)} or a GGUF")
     parser.add_argument("-f", "--file", type=Path, required=True, help="text to measure on")
     parser.add_argument("--calib", type=Path, help="text to calibrate on (default: the converter's own)")

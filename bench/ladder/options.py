@@ -45,9 +45,7 @@ def parse(description: str | None) -> argparse.Namespace:
     parser.add_argument("--keep-files", action="store_true", help="of published methods too")
     parser.add_argument("--restart", action="store_true", help="forget finished cells")
     args = parser.parse_args()
-    args.name = args.name or (
-        args.model if args.model in real_models.MODELS else Path(args.model).stem.lower()
-    )
+    args.name = args.name or real_models.stem(args.model)
     args.out = args.out or RESULTS / f"ladder-{args.name}.json"
     args.jobs = args.jobs or (4 * max(1, len(gpus())) if args.device == "cuda" else 1)
     return args
@@ -55,8 +53,7 @@ def parse(description: str | None) -> argparse.Namespace:
 
 def command_line(args: argparse.Namespace) -> str:
     """What a reader types in the root for the whole table; what lies outside it by name."""
-    model = args.model if args.model in real_models.MODELS else record.shown(Path(args.model))
-    words = ["python", "bench/ladder.py", model, "--device", args.device]
+    words = ["python", "bench/ladder.py", real_models.shown(args.model), "--device", args.device]
     for name in ("calib", "text"):
         path = getattr(args, name)
         words += [f"--{name}", record.shown(path)] if path else []

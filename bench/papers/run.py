@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import sys
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from command import arguments
 from gpu import cuda
 from inputs import random_model, random_rows
 from inputs.random_shapes import SHAPES
@@ -135,9 +135,7 @@ def row_of(claim: Claim, found: dict[tuple[Cache, int, int], Measured]) -> dict[
 
 
 def main(description: str | None) -> int:
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(description)
     parser.add_argument("papers", nargs="*", metavar="PAPER", help=f"of {', '.join(PAPERS)} (default: all)")
     parser.add_argument("--out", type=Path, default=RESULTS / "papers", help="folder of the results")
     args = parser.parse_args()

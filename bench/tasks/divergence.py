@@ -61,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
 class Measuring:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.model = args, real_models.model_path(args.model)
-        name = args.name or (args.model if args.model in real_models.MODELS else self.model.stem.lower())
+        name = args.name or real_models.stem(args.model)
         self.caches = caches(args.caches, self.model, args.work, name)
         if self.caches[0].name != "f16":
             raise SystemExit(f"error: [--caches] expected f16 first; got {self.caches[0].name}")
@@ -153,8 +153,7 @@ class Measuring:
 
 def command_line(args: argparse.Namespace) -> str:
     """What a reader types in the root."""
-    model = args.model if args.model in real_models.MODELS else record.shown(Path(args.model))
-    words = ["python", "bench/tasks/divergence.py", model, "--device", args.device]
+    words = ["python", "bench/tasks/divergence.py", real_models.shown(args.model), "--device", args.device]
     words += ["-c", str(args.ctx_size), "--chunks", str(args.chunks), "--samples", str(args.samples)]
     words += ["--scored", str(args.scored)] if args.scored else []
     words += ["--weights", args.weights] if args.weights != "stored" else []

@@ -63,7 +63,7 @@ def solve(args: argparse.Namespace, make: Callable[[argparse.Namespace], Task]) 
     if args.problems < 0:
         raise SystemExit(f"error: [--problems] expected a number from 0; got {args.problems}")
     model = real_models.model_path(args.model)
-    args.name = args.name or (args.model if args.model in real_models.MODELS else model.stem.lower())
+    args.name = args.name or real_models.stem(args.model)
     task = chosen(make(args), args)
     Run(task, args, model).run()
 
@@ -262,8 +262,7 @@ class Run:
 
 def command_line(task: Task, args: argparse.Namespace) -> str:
     """What a reader types in the root."""
-    model = args.model if args.model in real_models.MODELS else record.shown(Path(args.model))
-    words = ["python", f"bench/tasks/{task.name}.py", model, "--device", args.device]
+    words = ["python", f"bench/tasks/{task.name}.py", real_models.shown(args.model), "--device", args.device]
     words += ["--groups", args.groups] if args.groups else []
     words += ["--problems", str(args.problems)] if args.problems else []
     words += ["--parallel", str(args.parallel)] + (["--pairs"] if args.pairs else [])

@@ -9,7 +9,6 @@ Problems lost and won are those of all tasks together.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shlex
 import sys
@@ -19,6 +18,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
 
 import record
+from command import arguments
 from record import RESULTS, Column
 
 COUNTS = ("lost", "won")
@@ -56,9 +56,7 @@ def merged(results: list[tuple[str, dict[str, Any]]]) -> tuple[list[Column], lis
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("names", help="comma separated; a task is what comes before the first dash")
     parser.add_argument("--save", metavar="NAME", required=True, help="writes bench/results/tasks/NAME.json")
     args = parser.parse_args()

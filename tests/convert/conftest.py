@@ -112,11 +112,10 @@ def random_checkpoint(bpe_tokenizer: Any) -> Tiny:
 
     def make(directory: Path, model_type: str, *, shard_size: str = "1GB", **config: Any) -> Path:
         import torch
+        from tiny_models import TINY
         from transformers import AutoModelForCausalLM
 
-        from latentkv_convert.source import archs
-
-        settings = archs.tiny(model_type) | config
+        settings = TINY[model_type] | config
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(text_config(settings), dtype=torch.float32)
         with torch.no_grad():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tiny_models import TINY
 
 from latentkv_convert.fuse import energy, rotation
 from latentkv_convert.ir import F64, Basis
@@ -53,7 +54,7 @@ def test_positions_are_averaged_in_closed_form(head_dim: int, n_rot: int, n_head
 def test_frequencies_are_those_transformers_scales() -> None:
     from transformers.models.llama.modeling_llama import LlamaConfig, LlamaRotaryEmbedding
 
-    plain = archs.tiny("llama")
+    plain = TINY["llama"]
     scaled = plain | {
         "rope_scaling": {
             "rope_type": "llama3",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from tiny_models import TINY
 
 from latentkv_convert.errors import ConvertError
 from latentkv_convert.ir import FULL, LayerPlan, Plan, SidePlan
 from latentkv_convert.source import archs
 from latentkv_convert.write.check import check_plan
 
-SPEC = archs.model_spec(archs.tiny("llama"))  # 3 layers, 2 KV heads of 32
+SPEC = archs.model_spec(TINY["llama"])  # 3 layers, 2 KV heads of 32
 GOOD = SidePlan("latent", 2, (48,), ((32, 16),), (("q4", "none"),))
 
 

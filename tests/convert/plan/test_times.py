@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiny_models import TINY
 
 from latentkv_convert import cli
 from latentkv_convert.errors import ConvertError
@@ -34,7 +35,7 @@ def command(checkpoint: Path, out: Path, calib: Path, times: Path) -> list[str]:
 
 
 def sizes(n_head: int, n_kv: int, head_dim: int) -> ModelSpec:
-    spec = archs.model_spec(archs.tiny("llama"))
+    spec = archs.model_spec(TINY["llama"])
     return dataclasses.replace(spec, n_layer=32, n_head=n_head, n_kv=n_kv, head_dim=head_dim)
 
 

@@ -15,6 +15,7 @@ import pytest
 import reference
 import torch
 from both import core, run
+from tiny_models import TINY
 
 from conftest import keys, tensors
 from latentkv.errors import LatentKVError
@@ -281,7 +282,7 @@ def test_the_widest_group_to_choose_from_has_1024_channels_at_most(
     n_kv: int, head_dim: int, group: int
 ) -> None:
     """All KV heads where they fit, and a legal group where none does; then narrower ones."""
-    spec = dataclasses.replace(archs.model_spec(archs.tiny("llama")), n_kv=n_kv, head_dim=head_dim)
+    spec = dataclasses.replace(archs.model_spec(TINY["llama"]), n_kv=n_kv, head_dim=head_dim)
     found = [each["k"] for each in waterfill._groupings(waterfill.AUTO, waterfill.AUTO, spec)]
     assert found[0] == group
     assert found == sorted(found, reverse=True)
@@ -378,7 +379,7 @@ def test_q8_0_is_ggmls() -> None:
     ],
 )
 def test_budgets_count_exact_slots_and_bookkeeping(text: str, n_bytes: float) -> None:
-    spec = dataclasses.replace(archs.model_spec(archs.tiny("llama")), n_layer=8, n_kv=2, head_dim=32)
+    spec = dataclasses.replace(archs.model_spec(TINY["llama"]), n_layer=8, n_kv=2, head_dim=32)
     exact, n_slots = 16 + 224, 4032 if text.endswith("4000") else 4096  # 4 sinks; 64 recent, 32, 128
     full = 8 * 2 * 64 * 2
     formats = ("f16", "q8_0")
@@ -407,13 +408,13 @@ def test_a_budget_is_a_share_or_bytes_at_a_context(text: str) -> None:
 
 
 def test_a_budget_that_exact_tokens_eat_is_refused() -> None:
-    spec = archs.model_spec(archs.tiny("llama"))
+    spec = archs.model_spec(TINY["llama"])
     with pytest.raises(LatentKVError, match=r"\[--kv-budget\] expected more than .* bytes .304 exact slots"):
         allotment.count(parse("1%"), spec, 4096, 4, 128, pays_factors=True)
 
 
 def test_exact_tokens_that_fit_in_a_narrower_format_alone_are_kept_in_it() -> None:
-    spec = archs.model_spec(archs.tiny("llama"))
+    spec = archs.model_spec(TINY["llama"])
     spec = dataclasses.replace(spec, head_dim=64)
     got = allotment.count(parse("7%"), spec, 4096, 4, 128, pays_factors=True, formats=("f16", "q8_0"))
     assert list(got.rooms(got.budget)) == ["q8_0"]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from both import N, distance, expected_logits, expected_states, run, session, step_by_step, token_ids
+from tiny_models import TINY
 from transformers import AutoModelForCausalLM
 
 from conftest import Tiny, keys, tensors
@@ -19,12 +20,12 @@ from latentkv_convert.source import archs
 from latentkv_convert.source.archs import FULL
 from latentkv_convert.source.checkpoint_source import CheckpointSource
 
-LONGROPE = archs.tiny("phi3")["rope_scaling"]
+LONGROPE = TINY["phi3"]["rope_scaling"]
 
 
-YARN = archs.tiny("gpt_oss")["rope_scaling"] | {"truncate": True}
+YARN = TINY["gpt_oss"]["rope_scaling"] | {"truncate": True}
 WINDOWS = {"sliding_window": 48, "sliding_window_pattern": 3, "layer_types": None}
-MISTRAL3 = archs.tiny("mistral3")["rope_parameters"]
+MISTRAL3 = TINY["mistral3"]["rope_parameters"]
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 
@@ -268,12 +269,12 @@ def test_packed_qkv_is_q_then_k_then_v(tiny: Tiny, tmp_path: Path) -> None:
 )
 def test_what_the_block_cannot_do_is_refused(model_type: str, config: dict[str, Any], message: str) -> None:
     with pytest.raises(ConvertError, match=f"expected {message}$"):
-        archs.model_spec(archs.tiny(model_type) | config)
+        archs.model_spec(TINY[model_type] | config)
 
 
 def test_letters_of_a_window_pattern() -> None:
     """As EXAONE 4.0 32B has them; layers without a window have no RoPE."""
-    config = archs.tiny("exaone4") | {"num_hidden_layers": 9, "layer_types": None, "sliding_window": 48}
+    config = TINY["exaone4"] | {"num_hidden_layers": 9, "layer_types": None, "sliding_window": 48}
     spec = archs.model_spec(config | {"sliding_window_pattern": "LLLG"})
     assert [spec.window(layer) for layer in range(9)] == [48, 48, 48, 0, 48, 48, 48, 0, 0]
     assert [spec.rope(layer).base > 0 for layer in range(9)] == [spec.window(layer) > 0 for layer in range(9)]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from gguf_files import plain, rewritten
+from tiny_models import TINY
 
 from conftest import TEXT, Tiny
 from latentkv.cli import main
@@ -157,5 +158,5 @@ def test_known_architectures_are_all_named(
     ):
         assert main(command) == 2
         line = capsys.readouterr().err
-        files = {archs.model_spec(archs.tiny(name)).gguf_arch for name in archs.names()}
+        files = {archs.model_spec(TINY[name]).gguf_arch for name in archs.names()}
         assert not {name for name in files if f"{name}," not in line and f"{name};" not in line}

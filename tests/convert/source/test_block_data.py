@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from both import core, distance, run, session, token_ids
 from gguf_files import plain, rewritten
+from tiny_models import TINY
 
 from conftest import Tiny, keys
 from latentkv_convert.errors import ConvertError
@@ -143,7 +144,7 @@ def block_again(spec: ModelSpec) -> BlockSpec:
 
 @pytest.mark.parametrize("model_type", archs.names())
 def test_a_source_of_ours_means_what_its_file_said(model_type: str) -> None:
-    spec = archs.model_spec(archs.tiny(model_type))
+    spec = archs.model_spec(TINY[model_type])
     assert block_again(spec) == spec.block
 
 
@@ -156,7 +157,7 @@ def another(name: str, value: Any) -> Any:
 
 @pytest.mark.parametrize("name", BLOCK_OPTIONS)
 def test_a_source_of_ours_has_every_option(name: str) -> None:
-    spec = archs.model_spec(archs.tiny("llama"))
+    spec = archs.model_spec(TINY["llama"])
     changed = replace(spec.block, **{name: another(name, BLOCK_OPTIONS[name])})
     assert getattr(block_again(replace(spec, block=changed)), name) == another(name, BLOCK_OPTIONS[name])
 

@@ -20,6 +20,7 @@ from both import (
     token_ids,
 )
 from gguf_files import rewritten
+from tiny_models import TINY
 
 from conftest import Tiny, keys, tensors
 from latentkv.cli._info_page import _kv_heads
@@ -283,7 +284,7 @@ def test_the_unified_model(tiny: Tiny, tmp_path: Path) -> None:
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     (checkpoint / "config.json").write_text(json.dumps(config | named), encoding="utf-8")
     equals_transformers(checkpoint, tmp_path / "plain.gguf")
-    less = archs.tiny("gemma4") | named
+    less = TINY["gemma4"] | named
     for name in ("hidden_size_per_layer_input", "vocab_size_per_layer_input", "sliding_window"):
         del less[name]
     spec = archs.model_spec({"model_type": "gemma4_unified", "text_config": less, "vision_config": {}})
@@ -332,7 +333,7 @@ def test_the_text_part_of_a_model_that_sees_pictures(tiny: Tiny, tmp_path: Path)
 )
 def test_what_is_refused(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ConvertError, match=f"expected {message}$"):
-        archs.model_spec(archs.tiny("gemma4") | config)
+        archs.model_spec(TINY["gemma4"] | config)
 
 
 @pytest.mark.parametrize("method", ["palu", "zack", "eigen", "lorc", "tale"])

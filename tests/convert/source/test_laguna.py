@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from both import core, distance, expected_logits, run, session, step_by_step, token_ids
 from gguf_files import plain, rewritten
+from tiny_models import TINY
 
 from conftest import Tiny, keys, tensors
 from latentkv_convert.errors import ConvertError
@@ -110,4 +111,4 @@ def test_a_file_that_contradicts_itself(
 )
 def test_a_config_that_no_reader_follows(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ConvertError, match=message):
-        archs.model_spec(archs.tiny("laguna") | config)
+        archs.model_spec(TINY["laguna"] | config)

@@ -12,6 +12,7 @@ import pytest
 from both import core, distance, expected_logits, run, session, token_ids
 from gguf_files import plain, rewritten
 from safetensors.torch import load_file, save_file
+from tiny_models import TINY
 
 from conftest import Tiny, keys, tensors
 from latentkv_convert.errors import ConvertError
@@ -25,7 +26,7 @@ FACTOR, ORIGINAL = "mistral3.attention.temperature_scale", "mistral3.rope.scalin
 
 def test_the_growth_is_what_transformers_computes(tiny: Tiny, tmp_path: Path, calib: Path) -> None:
     """The original context ends three times within these tokens; a reader without growth is far off."""
-    rope = archs.tiny("mistral3")["rope_parameters"] | {"llama_4_scaling_beta": 0.7}
+    rope = TINY["mistral3"]["rope_parameters"] | {"llama_4_scaling_beta": 0.7}
     directory = tiny("mistral3", rope_parameters=rope)
     expected = expected_logits(directory, IDS)
     options = ("--kv-budget", "100%", "--calib", str(calib), "--calib-tokens", "512", "--calib-window", "128")
@@ -68,7 +69,7 @@ def test_the_text_part_of_a_model_that_sees_pictures(older: bool, tiny: Tiny, tm
 
 def test_mistral_small_has_no_scaling(tiny: Tiny, tmp_path: Path) -> None:
     """Its text part is of type mistral, with its own defaults."""
-    text: dict[str, Any] = archs.tiny("mistral") | {"sliding_window": None, "rope_theta": 1e6}
+    text: dict[str, Any] = TINY["mistral"] | {"sliding_window": None, "rope_theta": 1e6}
     spec = archs.model_spec({"model_type": "mistral3", "text_config": text, "vision_config": {}})
     assert spec.gguf_arch == "mistral3"
     assert not {key for key in spec.keys if "scal" in key or "window" in key}

@@ -18,6 +18,7 @@ from both import (
     token_ids,
 )
 from gguf_files import older_mla, plain, rewritten
+from tiny_models import TINY
 
 from conftest import Tiny, tensors
 from latentkv.plan import presets
@@ -293,4 +294,4 @@ def test_tensors_that_are_missing(name: str, stock: Path, tmp_path: Path) -> Non
 )
 def test_what_is_refused(model_type: str, config: dict[str, Any], message: str) -> None:
     with pytest.raises(ConvertError, match=f"expected {message}$"):
-        archs.model_spec(archs.tiny(model_type) | config)
+        archs.model_spec(TINY[model_type] | config)

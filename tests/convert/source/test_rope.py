@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiny_models import TINY
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -16,7 +17,7 @@ N = 32
 
 
 def config(**scaling: Any) -> dict[str, Any]:
-    return archs.tiny("llama") | {
+    return TINY["llama"] | {
         "max_position_embeddings": 4096,
         "rope_theta": 500000.0,
         "rope_scaling": scaling,
@@ -132,8 +133,8 @@ def test_longrope_needs_a_factor_per_frequency() -> None:
 
 
 def test_parameters_of_transformers_5_and_before_are_the_same() -> None:
-    old = archs.tiny("llama") | {"rope_theta": 1e6, "rope_scaling": {"type": "linear", "factor": 2.0}}
-    new = archs.tiny("llama") | {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6}}
+    old = TINY["llama"] | {"rope_theta": 1e6, "rope_scaling": {"type": "linear", "factor": 2.0}}
+    new = TINY["llama"] | {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6}}
     assert rope.describe(old, N) == rope.describe(new, N)
 
 
@@ -151,9 +152,9 @@ NESTED = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6}
 @pytest.mark.parametrize("kinds", [None, ["full_attention"] * 3, ["full_attention", "sliding_attention"]])
 def test_rope_by_kind_of_layer_that_is_the_same(field: str, kinds: list[str] | None) -> None:
     """transformers 5 nests it by kind of layer."""
-    flat = archs.tiny("llama") | {"rope_parameters": NESTED}
+    flat = TINY["llama"] | {"rope_parameters": NESTED}
     nested = {"full_attention": dict(NESTED), "sliding_attention": dict(NESTED)}
-    found = archs.tiny("llama") | {field: nested, "layer_types": kinds}
+    found = TINY["llama"] | {field: nested, "layer_types": kinds}
     assert rope.describe(found, 32) == rope.describe(flat, 32)
 
 
@@ -178,7 +179,7 @@ def test_rope_by_kind_of_layer_that_is_the_same(field: str, kinds: list[str] | N
     ],
 )
 def test_rope_parameters_that_are_not_followed(model_type: str, given: Any, message: str) -> None:
-    config = archs.tiny(model_type) | {"rope_parameters": given, "rope_scaling": None}
+    config = TINY[model_type] | {"rope_parameters": given, "rope_scaling": None}
     with pytest.raises(ConvertError, match=message):
         archs.model_spec(config)
 
@@ -187,4 +188,4 @@ def test_a_kind_of_layer_without_parameters() -> None:
     kinds = ["full_attention", "sliding_attention", "full_attention"]
     given = {"rope_parameters": {"full_attention": NESTED}, "layer_types": kinds}
     with pytest.raises(ConvertError, match="of every kind of layer; got none of sliding_attention"):
-        rope.describe(archs.tiny("llama") | given, 32)
+        rope.describe(TINY["llama"] | given, 32)

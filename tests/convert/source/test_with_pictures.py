@@ -12,6 +12,7 @@ import pytest
 import torch
 from gguf_files import plain
 from safetensors.torch import load_file, save_file
+from tiny_models import TINY
 
 from conftest import Tiny, keys, tensors
 from latentkv_convert.errors import ConvertError
@@ -99,7 +100,7 @@ def test_tokens_that_the_output_cannot_make(tiny: Tiny, tmp_path: Path) -> None:
 
 def test_a_config_without_a_text_part(tiny: Tiny, tmp_path: Path) -> None:
     """Qwen2.5-VL was published with the text's fields beside vision_config."""
-    text: dict[str, Any] = archs.tiny("qwen2_vl") | {"model_type": "qwen2_5_vl", "vision_config": {}}
+    text: dict[str, Any] = TINY["qwen2_vl"] | {"model_type": "qwen2_5_vl", "vision_config": {}}
     spec = archs.model_spec(text)
     assert (spec.gguf_arch, spec.layers) == ("qwen2vl", "model.layers")
     assert spec.keys["rope.dimension_sections"] == [2, 3, 3, 0]
@@ -121,6 +122,6 @@ def test_gemma_leaves_sizes_out() -> None:
 
 
 def test_sections_that_do_not_add_up() -> None:
-    config = archs.tiny("qwen3_vl") | {"rope_scaling": {"rope_type": "default", "mrope_section": [6, 5, 4]}}
+    config = TINY["qwen3_vl"] | {"rope_scaling": {"rope_type": "default", "mrope_section": [6, 5, 4]}}
     with pytest.raises(ConvertError, match="mrope_section, three numbers that add up to 16; got"):
         archs.model_spec(config)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiny_models import TINY
 
 from conftest import ROOT, TEXT, tensors
 from latentkv_convert import cli, report
@@ -193,7 +194,7 @@ def test_numbers_that_no_runtime_takes(
     ],
 )
 def test_config_values_that_no_runtime_takes(model_type: str, field: str, value: Any, message: str) -> None:
-    config = archs.tiny(model_type)
+    config = TINY[model_type]
     archs.model_spec(config)
     with pytest.raises(ConvertError) as refusal:
         archs.model_spec(config | {field: value})

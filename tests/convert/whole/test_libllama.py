@@ -11,6 +11,7 @@ import pytest
 import torch
 from both import core, distance, session, token_ids
 from gguf_files import older_mla, rewritten
+from tiny_models import TINY
 
 from conftest import Tiny
 from latentkv_convert.calibrate.decoder import Decoder
@@ -31,7 +32,7 @@ def case(model_type: str, name: str = "", **config: Any) -> Any:
 # What llama.cpp does otherwise: it reads no window in a llama file and no OPT, makes OLMo's heads as wide as
 # their share of the hidden states, and lets YaRN's ramp begin and end at whole planes.
 AS_STOCK: dict[str, dict[str, Any]] = {
-    "gpt_oss": {"rope_scaling": archs.tiny("gpt_oss")["rope_scaling"] | {"truncate": True}},
+    "gpt_oss": {"rope_scaling": TINY["gpt_oss"]["rope_scaling"] | {"truncate": True}},
     "mistral": {"sliding_window": None},
     "olmo2": {"head_dim": 24},
     "olmo3": {"head_dim": 24},

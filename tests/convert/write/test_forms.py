@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from test_matrix import planned
+from tiny_models import TINY
 
 from conftest import keys, tensors
 from latentkv_convert.cli import parse
@@ -216,7 +217,7 @@ def test_added_weights_are_those_of_the_file(
     assert report["added_weight_bytes"] == size - cached(room / "out.gguf")
 
 
-SPEC = archs.model_spec(archs.tiny("llama"))  # 3 layers, 2 KV heads of 32
+SPEC = archs.model_spec(TINY["llama"])  # 3 layers, 2 KV heads of 32
 REBUILD = SidePlan("rebuild", 2, (48,), ((32, 16),), (("q4", "q2"),))
 ROTATED, LATENT = (dataclasses.replace(REBUILD, path=path) for path in ("rotated", "latent"))
 

@@ -303,11 +303,6 @@ class ModelSpec:
     def kv_width(self) -> int:
         return self.n_kv * self.head_dim
 
-    @property
-    def row_width(self) -> int:
-        """Channels of full K and V of a token."""
-        return 2 * self.kv_width if self.mla is None else self.mla.row
-
     def of_side(self, side: str) -> ModelSpec:
         """With head_dim as K or V has it, which differ with MLA."""
         return self if self.mla is None or side == "v" else replace(self, head_dim=self.mla.n_rot)

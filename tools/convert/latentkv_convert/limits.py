@@ -42,29 +42,21 @@ _EACH_LAYERS = ("moe_intermediate_size", "num_experts")  # which a config may gi
 _EPSILONS = ("rms_norm_eps", "layer_norm_epsilon")
 
 
-def natural(text: str) -> int:
-    """argparse type: a whole number from 0."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"a whole number from 0; got {text}")
-    return int(text)
-
-
-def positive(text: str) -> int:
-    """argparse type: a whole number from 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"a whole number above 0; got {text}")
-    return int(text)
-
-
-def tokens(low: int, high: int) -> Callable[[str], int]:
-    """argparse type: a number of tokens from `low` to `high`."""
+def tokens(low: int, high: int = 10**18 - 1, expected: str = "") -> Callable[[str], int]:
+    """argparse type: a whole number, such as one of tokens, from `low` to `high`. expected: how an error says
+    it."""
+    expected = expected or f"a whole number from {low} to {high}"
 
     def parse(text: str) -> int:
         if not text.isdecimal() or len(text) > 18 or not low <= int(text) <= high:
-            raise argparse.ArgumentTypeError(f"a whole number from {low} to {high}; got {text}")
+            raise argparse.ArgumentTypeError(f"{expected}; got {text}")
         return int(text)
 
     return parse
+
+
+natural = tokens(0, expected="a whole number from 0")
+positive = tokens(1, expected="a whole number above 0")
 
 
 def check_config(config: Mapping[str, Any]) -> None:

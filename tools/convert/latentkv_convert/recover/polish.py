@@ -28,6 +28,7 @@ from ..plan.compressed import Compressed
 from ..plan.forecast import Check, held_back
 from ..recipe import Recipe
 from ..work import Work
+from .lora import rate
 from .trained_rows import TrainedRows
 
 BATCH = 4  # windows of a step
@@ -35,7 +36,6 @@ GUARD = 2  # windows of each text that factors are judged by
 KNOWN = 64  # tokens by which a part of a longer window is known again
 CHECKS = 8  # of the factors on the way, at most
 STEP = 1.5e-5  # what a step that leads nowhere may cost, by the Fisher moments: a share of the plan's loss
-WARM_UP = 0.05  # of the steps
 BETAS = (0.9, 0.99)
 Windows = NDArray[np.int64]
 
@@ -169,11 +169,3 @@ def peak(parameters: Sequence[Tensor], loss: float) -> float:
     """The learning rate. A number p costs ½ p² nats: all, moved by the rate, cost STEP of the loss."""
     n = sum(each.numel() for each in parameters)
     return math.sqrt(2 * STEP * max(loss, 1e-9) / max(n, 1))
-
-
-def rate(step: int, steps: int) -> float:
-    """Share of the learning rate: up over the first steps, then half a cosine."""
-    warm = max(1, round(WARM_UP * steps))
-    if step < warm:
-        return (step + 1) / warm
-    return 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))

@@ -3,7 +3,6 @@ which hold what their modules share.
 
 A module `source/archs/<model_type>.py` provides
 
-    TINY: dict                       config of a random checkpoint small enough for a test
     def model_spec(config) -> ModelSpec
     def config_of(stock) -> dict     config.json of a GGUF whose general.architecture is this; a module whose
                                      files are another's (mistral: llama) has none
@@ -34,7 +33,7 @@ from numpy.typing import NDArray
 
 from ... import limits
 from ...errors import ConvertError, warn
-from ...ir import ModelSpec, TensorRole
+from ...ir import F32, ModelSpec, TensorRole
 from ..stock import Stock
 
 ACTIVATIONS = {
@@ -162,11 +161,6 @@ def config_of(architecture: str, stock: Stock) -> dict[str, Any]:
     return {"model_type": model_type, **config}
 
 
-def tiny(model_type: str) -> dict[str, Any]:
-    config: dict[str, Any] = _module(model_type).TINY
-    return config
-
-
 def require(config: Mapping[str, Any], name: str, default: Any, *allowed: Any) -> None:
     """Refuses a field (absent: `default`) whose value is none of `allowed`."""
     value = config.get(name, default)
@@ -201,6 +195,19 @@ def ropes_by_kind(
     }
     require(ropes[LOCAL], "rope_type", "default", "default")
     return ropes
+
+
+def bases_by_kind(ropes: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """RoPE's base by kind of layer."""
+    return {
+        kind: limits.number("rope", "rope_theta", of["rope_theta"], *limits.ROPE_BASE)
+        for kind, of in ropes.items()
+    }
+
+
+def from_zero(weight: F32) -> F32:
+    """A norm's weight, which some checkpoints keep less 1."""
+    return weight + np.float32(1)
 
 
 def every_second(config: Mapping[str, Any], n_layer: int, gguf_arch: str) -> list[bool]:

@@ -17,14 +17,6 @@ from ..stock import Stock
 from . import llama
 
 ARCHITECTURE = "ernie4_5"
-TINY: dict[str, Any] = {
-    **llama.TINY,
-    "architectures": ["Ernie4_5ForCausalLM"],
-    "model_type": "ernie4_5",
-    "use_bias": False,
-    "tie_word_embeddings": True,
-    "pad_token_id": 1,
-}
 
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:

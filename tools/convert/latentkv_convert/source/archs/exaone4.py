@@ -13,20 +13,8 @@ from ... import limits
 from ...errors import ConvertError
 from ...ir import ModelSpec, TensorRole
 from ..stock import Stock
-from . import FULL, LOCAL, layer_types, llama, local_layers, olmo2, warn_of_readers
+from . import LOCAL, layer_types, llama, local_layers, olmo2, warn_of_readers
 
-TINY: dict[str, Any] = {
-    **llama.TINY,
-    "architectures": ["Exaone4ForCausalLM"],
-    "model_type": "exaone4",
-    "hidden_size": 128,
-    "head_dim": 32,  # hidden_size / num_attention_heads: llama.cpp knows no other here
-    "num_hidden_layers": 4,
-    "sliding_window": None,
-    "sliding_window_pattern": None,
-    "layer_types": [FULL] * 4,
-    "pad_token_id": 1,
-}
 _PERIOD = 4  # of so many layers the last has no window
 _LARGE = 64  # layers of the model whose files mean a window
 

@@ -14,25 +14,6 @@ from .. import rope
 from ..stock import Stock
 from . import activation, packed_rows, require, tables
 
-TINY: dict[str, Any] = {
-    "architectures": ["FalconForCausalLM"],
-    "model_type": "falcon",
-    "vocab_size": 320,
-    "hidden_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "new_decoder_architecture": False,
-    "multi_query": True,
-    "parallel_attn": True,
-    "bias": False,
-    "alibi": False,
-    "layer_norm_epsilon": 1e-5,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": True,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-}
-
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     is_new = bool(config.get("new_decoder_architecture", False))

@@ -13,28 +13,17 @@ from typing import Any
 from ... import limits
 from ...ir import ModelSpec
 from ..stock import Stock
-from . import every_second, layer_types, llama, require
+from . import every_second, layer_types, require
 from .with_pictures import gemma3_text
 
 STOCK_KEYS = ("attn_logit_softcapping", "final_logit_softcapping")
-_THEIRS = ("rope_scaling", "rope_local_base_freq", "layer_types")
-TINY: dict[str, Any] = {
-    **{field: value for field, value in gemma3_text.TINY.items() if field not in _THEIRS},
-    "architectures": ["Gemma2ForCausalLM"],
-    "model_type": "gemma2",
-    "rope_theta": 10000.0,
-    "attn_logit_softcapping": 3.0,  # low enough that scores reach it
-    "final_logit_softcapping": 5.0,
-}
 _CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 _WIDE_LAYERS = 46  # the 27B model's, whose scores are scaled by another width than head_dim
 
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     require(config, "attention_bias", False, False)
-    stock = {"head_dim": 256, "num_key_value_heads": 4, "rms_norm_eps": 1e-6, "tie_word_embeddings": True}
-    activation = config.get("hidden_activation", "gelu_pytorch_tanh")
-    spec = llama.model_spec(stock | dict(config) | {"mlp_bias": False, "hidden_act": activation})
+    spec = gemma3_text.as_llama(config)
     is_local = every_second(config, spec.n_layer, "gemma2")
     window = int(config.get("sliding_window") or 4096)
     caps = {
@@ -72,13 +61,10 @@ def config_of(stock: Stock) -> dict[str, Any]:
     """config.json, as far as the file's tensors depend on it."""
     sizes, window = stock.sizes(), stock.window()
     n_layer = sizes["num_hidden_layers"]
-    width = sizes["head_dim"]
-    if n_layer == _WIDE_LAYERS:
-        width = sizes["hidden_size"] // sizes["num_attention_heads"]
     return {
         **sizes,
         "rms_norm_eps": stock.number("attention.layer_norm_rms_epsilon", 0, 1),
-        "query_pre_attn_scalar": width,
+        "query_pre_attn_scalar": gemma3_text.width_of_scores(sizes, _WIDE_LAYERS),
         "sliding_window": window,
         "layer_types": layer_types(bool(window) and layer % 2 == 0 for layer in range(n_layer)),
         **{field: stock.number(field, 0, limits.SOFTCAP[1], 0.0) for field in _CAPS},

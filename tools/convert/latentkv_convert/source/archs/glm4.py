@@ -13,32 +13,10 @@ import numpy as np
 
 from ...errors import ConvertError
 from ...ir import ModelSpec, Projection, TensorRole
-from .. import rope
 from ..frequencies import paired_rows
 from ..stock import Stock
 from . import llama
 
-TINY: dict[str, Any] = {
-    "architectures": ["Glm4ForCausalLM"],
-    "model_type": "glm4",
-    "vocab_size": 320,
-    "hidden_size": 96,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,  # not hidden_size / num_attention_heads, on purpose
-    "hidden_act": "silu",
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "partial_rotary_factor": 0.5,
-    "tie_word_embeddings": False,
-    "attention_bias": True,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "pad_token_id": 1,
-}
 _NORMS = {
     "attn_norm.weight": "input_layernorm",
     "post_attention_norm.weight": "post_self_attn_layernorm",
@@ -51,18 +29,16 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     config = {"head_dim": 128, "rms_norm_eps": 1.5625e-7, "attention_bias": True, **config}
     whole = {"rope_scaling": None, "rope_parameters": None, "mlp_bias": False}
     spec = llama.model_spec({**config, **whole})
-    n_rot = int(spec.head_dim * rope.rotated_share(config, 0.5))
-    positions = rope.describe(config, n_rot)
+    spec = llama.partly_rotated(spec, config, 0.5)
     # a checkpoint's planes are those of the file
     rows = {
-        side: np.argsort(paired_rows(heads, spec.head_dim, n_rot))
+        side: np.argsort(paired_rows(heads, spec.head_dim, spec.n_rot))
         for side, heads in (("q", spec.n_head), ("k", spec.n_kv))
     }
     query = [role for role in spec.layer_tensors if role.target.startswith("attn_q.")]
     return replace(
         spec,
         gguf_arch="glm4",
-        n_rot=n_rot,
         projections={side: Projection(f"self_attn.{side}_proj", rows.get(side)) for side in "qkv"},
         layer_tensors=(
             *(TensorRole(f"{source}.weight", target, "vector") for target, source in _NORMS.items()),
@@ -71,9 +47,6 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
             TensorRole("mlp.gate_up_proj.weight", "ffn_up.weight"),
             TensorRole("mlp.down_proj.weight", "ffn_down.weight"),
         ),
-        keys={**spec.keys, **positions.keys},
-        extra_tensors=positions.tensors,
-        latentkv_keys=positions.latentkv_keys,
     )
 
 

@@ -22,18 +22,6 @@ _SCALES = {
     "logits_scaling": "logit_scale",
 }
 STOCK_KEYS = tuple(_SCALES.values())
-TINY: dict[str, Any] = {
-    **llama.TINY,
-    "architectures": ["GraniteForCausalLM"],
-    "model_type": "granite",
-    "hidden_size": 128,
-    "head_dim": 32,  # hidden_size / num_attention_heads: transformers knows no other here
-    "embedding_multiplier": 3.0,
-    "attention_multiplier": 0.15,  # not 1/sqrt(head_dim), on purpose
-    "residual_multiplier": 0.7,
-    "logits_scaling": 4.0,
-    "tie_word_embeddings": True,
-}
 
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:

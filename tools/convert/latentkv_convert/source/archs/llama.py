@@ -5,6 +5,7 @@ RMS norm, gated FFN, RoPE in the GGUF's paired row order."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ...errors import ConvertError
@@ -12,27 +13,6 @@ from ...ir import BlockSpec, ModelSpec, Projection, TensorRole
 from .. import rope
 from ..stock import Stock
 from . import activation, tables
-
-TINY: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 320,
-    "hidden_size": 96,
-    "intermediate_size": 128,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,  # not hidden_size / num_attention_heads, on purpose
-    "hidden_act": "silu",
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
-    "attention_bias": False,
-    "mlp_bias": False,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-}
 
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:
@@ -89,6 +69,20 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
             "vocab_size": int(config["vocab_size"]),
             **positions.keys,
         },
+        extra_tensors=positions.tensors,
+        latentkv_keys=positions.latentkv_keys,
+    )
+
+
+def partly_rotated(spec: ModelSpec, config: Mapping[str, Any], usual: float, n_rot: int = 0) -> ModelSpec:
+    """With RoPE as the config describes it, over a part of a head. usual: its share where the config does not
+    say; n_rot: its channels where it does."""
+    n_rot = n_rot or int(spec.head_dim * rope.rotated_share(config, usual))
+    positions = rope.describe(config, n_rot)
+    return replace(
+        spec,
+        n_rot=n_rot,
+        keys={**spec.keys, **positions.keys},
         extra_tensors=positions.tensors,
         latentkv_keys=positions.latentkv_keys,
     )

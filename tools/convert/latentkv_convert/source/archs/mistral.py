@@ -12,13 +12,6 @@ from ...errors import warn
 from ...ir import ModelSpec
 from . import llama, window_keys
 
-TINY: dict[str, Any] = {
-    **llama.TINY,
-    "architectures": ["MistralForCausalLM"],
-    "model_type": "mistral",
-    "sliding_window": 48,
-}
-
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     spec = llama.model_spec({**config, "attention_bias": False, "mlp_bias": False})

@@ -13,23 +13,6 @@ from ...ir import BlockSpec, ModelSpec, Projection, TensorRole
 from ..stock import Stock
 from . import packed_rows, require, tables
 
-TINY: dict[str, Any] = {
-    "architectures": ["MptForCausalLM"],
-    "model_type": "mpt",
-    "vocab_size": 320,
-    "d_model": 96,
-    "n_heads": 3,  # not a power of two, on purpose
-    "n_layers": 2,
-    "expansion_ratio": 4,
-    "max_seq_len": 512,
-    "layer_norm_epsilon": 1e-5,
-    "no_bias": True,
-    "attn_config": {"alibi": True, "alibi_bias_max": 8, "clip_qkv": None},
-    "tie_word_embeddings": True,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-}
-
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     attention: Mapping[str, Any] = config.get("attn_config") or {}

@@ -14,14 +14,6 @@ from ...ir import ModelSpec, TensorRole
 from ..stock import Stock
 from . import LOCAL, layer_types, llama, require
 
-TINY: dict[str, Any] = {
-    **llama.TINY,
-    "architectures": ["Olmo2ForCausalLM"],
-    "model_type": "olmo2",
-    "rope_theta": 500000.0,
-    "rms_norm_eps": 1e-6,
-    "pad_token_id": 1,
-}
 NORMS = {
     "attn_q_norm.weight": "self_attn.q_norm",
     "attn_k_norm.weight": "self_attn.k_norm",

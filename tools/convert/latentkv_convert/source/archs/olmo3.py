@@ -8,24 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ... import limits
 from ...ir import ModelSpec
-from . import FULL, LOCAL, layer_types, local_layers, olmo2, ropes_by_kind, warn_of_readers
-
-TINY: dict[str, Any] = {
-    **olmo2.TINY,
-    "architectures": ["Olmo3ForCausalLM"],
-    "model_type": "olmo3",
-    "num_hidden_layers": 5,
-    "sliding_window": 48,
-    "layer_types": layer_types([True, True, True, False, True]),
-    "rope_scaling": {
-        "rope_type": "yarn",
-        "factor": 4.0,
-        "original_max_position_embeddings": 64,
-        "attention_factor": 1.2,
-    },
-}
+from . import FULL, LOCAL, bases_by_kind, layer_types, local_layers, olmo2, ropes_by_kind, warn_of_readers
 
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:
@@ -38,10 +22,7 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     if is_local != usual:
         warn_of_readers(f"a window in all but every fourth layer, for stock readers of {spec.gguf_arch}")
     window = int(config.get("sliding_window") or 4096)
-    bases = {
-        kind: limits.number("rope", "rope_theta", of["rope_theta"], *limits.ROPE_BASE)
-        for kind, of in ropes.items()
-    }
+    bases = bases_by_kind(ropes)
     keys: dict[str, Any] = {
         "attention.sliding_window": window,
         "attention.sliding_window_pattern": list(is_local),

@@ -15,24 +15,6 @@ from . import activation, require, tables
 
 OFFSET = 2  # rows of the position table before position 0, left over from fairseq's padding index
 
-TINY: dict[str, Any] = {
-    "architectures": ["OPTForCausalLM"],
-    "model_type": "opt",
-    "vocab_size": 320,
-    "hidden_size": 96,
-    "ffn_dim": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "activation_function": "relu",
-    "max_position_embeddings": 512,
-    "do_layer_norm_before": True,
-    "word_embed_proj_dim": 96,
-    "tie_word_embeddings": True,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "pad_token_id": 1,
-}
-
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     n_embd, n_head = int(config["hidden_size"]), int(config["num_attention_heads"])

@@ -9,48 +9,19 @@ from dataclasses import replace
 from typing import Any
 
 from ...ir import ModelSpec, Projection, TensorRole
-from .. import rope
 from ..stock import Stock
 from . import llama, packed_rows, window_keys
-
-TINY: dict[str, Any] = {
-    "architectures": ["Phi3ForCausalLM"],
-    "model_type": "phi3",
-    "vocab_size": 320,
-    "hidden_size": 128,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "hidden_act": "silu",
-    "max_position_embeddings": 512,
-    "original_max_position_embeddings": 128,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "rope_scaling": {
-        "type": "longrope",
-        "short_factor": [1.0 + 0.05 * i for i in range(16)],
-        "long_factor": [1.0 + 0.6 * i for i in range(16)],
-    },
-    "sliding_window": None,
-    "tie_word_embeddings": False,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "pad_token_id": 1,
-}
 
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     whole = {"rope_scaling": None, "rope_parameters": None, "partial_rotary_factor": 1.0}
     no_bias = {"attention_bias": False, "mlp_bias": False}
     spec = llama.model_spec({"rms_norm_eps": 1e-5, **config, **whole, **no_bias})
-    n_rot = int(spec.head_dim * rope.rotated_share(config, 1.0))
-    positions = rope.describe(config, n_rot)
+    spec = llama.partly_rotated(spec, config, 1.0)
     rows = packed_rows(spec.n_head, spec.n_kv, spec.head_dim, interleaved=False)
     return replace(
         spec,
         gguf_arch="phi3",
-        n_rot=n_rot,
         block=replace(spec.block, rope_pairing="neox"),
         projections={side: Projection("self_attn.qkv_proj", rows[side]) for side in "qkv"},
         layer_tensors=(
@@ -60,9 +31,7 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
             TensorRole("mlp.gate_up_proj.weight", "ffn_up.weight"),
             TensorRole("mlp.down_proj.weight", "ffn_down.weight"),
         ),
-        keys={**spec.keys, **positions.keys, **window_keys(config.get("sliding_window"))},
-        extra_tensors=positions.tensors,
-        latentkv_keys=positions.latentkv_keys,
+        keys={**spec.keys, **window_keys(config.get("sliding_window"))},
         packed_qkv=True,
     )
 

@@ -13,25 +13,6 @@ from ...ir import ModelSpec, TensorRole
 from ..stock import Stock
 from . import llama, window_keys
 
-TINY: dict[str, Any] = {
-    "architectures": ["Qwen2ForCausalLM"],
-    "model_type": "qwen2",
-    "vocab_size": 320,
-    "hidden_size": 96,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "hidden_act": "silu",
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1000000.0,
-    "tie_word_embeddings": True,
-    "use_sliding_window": False,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-}
-
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     spec = llama.model_spec({**config, "attention_bias": False})

@@ -12,16 +12,6 @@ from ...ir import ModelSpec
 from ..stock import Stock
 from . import QK_NORMS, llama, qwen2, window_keys
 
-TINY: dict[str, Any] = {
-    **qwen2.TINY,
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "num_attention_heads": 4,
-    "head_dim": 32,  # not hidden_size / num_attention_heads, on purpose
-    "attention_bias": False,
-    "tie_word_embeddings": False,
-}
-
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     spec = llama.model_spec({"head_dim": 128, **config})

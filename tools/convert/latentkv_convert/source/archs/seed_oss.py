@@ -13,14 +13,6 @@ from ..stock import Stock
 from . import llama
 
 ARCHITECTURE = "seed_oss"
-TINY: dict[str, Any] = {
-    **llama.TINY,
-    "architectures": ["SeedOssForCausalLM"],
-    "model_type": "seed_oss",
-    "attention_bias": True,
-    "attention_out_bias": False,
-    "residual_dropout": 0.0,
-}
 
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:

@@ -13,16 +13,6 @@ from ...ir import ModelSpec
 from ..stock import Stock
 from . import llama, require, warn_of_readers
 
-TINY: dict[str, Any] = {
-    **llama.TINY,
-    "architectures": ["SmolLM3ForCausalLM"],
-    "model_type": "smollm3",
-    "num_hidden_layers": 4,
-    "hidden_size": 128,
-    "head_dim": 32,  # hidden_size / num_attention_heads: transformers knows no other here
-    "pad_token_id": 1,
-    "tie_word_embeddings": True,
-}
 _PERIOD = 4  # of so many layers the last has no RoPE
 
 

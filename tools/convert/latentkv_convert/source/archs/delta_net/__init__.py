@@ -19,40 +19,12 @@ from ....ir import F32, ModelSpec, Projection, TensorRole
 from ... import rope
 from ...recurrent import DeltaNetSizes
 from ...stock import Stock
-from .. import expert_keys, llama, require
+from .. import expert_keys, from_zero, llama, require
 
 RECURRENT, ATTENDS = "linear_attention", "full_attention"  # kinds of layers in config.json
 PERIOD = 4  # of every so many layers the last attends
 SECTIONS = [11, 11, 10, 0]  # planes of a picture's time, height and width: of text all have one position
 _MROPE = ("mrope_section", "mrope_interleaved")
-TINY: dict[str, Any] = {
-    "vocab_size": 320,
-    "hidden_size": 96,
-    "intermediate_size": 128,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,  # not hidden_size / num_attention_heads, on purpose
-    "hidden_act": "silu",
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-6,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "layer_types": [RECURRENT, ATTENDS, RECURRENT, ATTENDS],
-    "tie_word_embeddings": False,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-}
-TINY_EXPERTS: dict[str, Any] = {
-    "num_experts": 6,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 64,
-    "shared_expert_intermediate_size": 48,
-}
 
 
 def sizes_of(config: Mapping[str, Any]) -> DeltaNetSizes:
@@ -74,12 +46,7 @@ def sizes_of(config: Mapping[str, Any]) -> DeltaNetSizes:
 
 
 def norm(source: str, target: str) -> TensorRole:
-    return TensorRole(f"{source}.weight", f"{target}.weight", "vector", transform=_from_zero)
-
-
-def _from_zero(weight: F32) -> F32:
-    """Checkpoints keep a norm's weight less 1."""
-    return weight + np.float32(1)
+    return TensorRole(f"{source}.weight", f"{target}.weight", "vector", transform=from_zero)
 
 
 def _decay(log: F32) -> F32:
@@ -129,8 +96,8 @@ def model_spec(
     whole = {"rope_scaling": None, "rope_parameters": None, "attention_bias": False, "head_dim": head_dim}
     spec = llama.model_spec({"rms_norm_eps": 1e-6, **config, **whole})
     sizes, kinds = sizes_of(config), layer_kinds(config, spec.n_layer)
-    n_rot = int(head_dim * share)
-    positions = rope.describe({**config, "rope_scaling": None, "rope_parameters": given}, n_rot)
+    turned = {**config, "rope_scaling": None, "rope_parameters": given}
+    spec = llama.partly_rotated(spec, turned, share, int(head_dim * share))
     ffn = tuple(
         role for role in spec.layer_tensors if role.target.startswith("ffn_") and role.kind == "weight"
     )
@@ -147,7 +114,6 @@ def model_spec(
     return replace(
         spec,
         gguf_arch=gguf_arch,
-        n_rot=n_rot,
         block=replace(
             spec.block,
             rope_pairing="neox",
@@ -164,9 +130,7 @@ def model_spec(
             *both,
         ),
         recurrent_tensors=(*recurrent(sizes, made, order), *both),
-        keys={**spec.keys, **positions.keys, **sizes.keys, **pattern_keys(kinds)},
-        extra_tensors=positions.tensors,
-        latentkv_keys=positions.latentkv_keys,
+        keys={**spec.keys, **sizes.keys, **pattern_keys(kinds)},
     )
 
 

@@ -13,11 +13,6 @@ from .. import delta_net
 
 ARCHITECTURE = "qwen35"
 TEXT_PREFIX = "model.language_model"  # of tensors in a checkpoint that sees pictures
-TINY: dict[str, Any] = {
-    **delta_net.TINY,
-    "architectures": ["Qwen3_5ForCausalLM"],
-    "model_type": "qwen3_5_text",
-}
 
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:

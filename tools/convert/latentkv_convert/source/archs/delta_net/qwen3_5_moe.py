@@ -14,13 +14,6 @@ from . import qwen3_5
 ARCHITECTURE = "qwen35moe"
 STOCK_KEYS = ("expert_count", "expert_used_count")
 TEXT_PREFIX = qwen3_5.TEXT_PREFIX
-TINY: dict[str, Any] = {
-    **delta_net.TINY,
-    **delta_net.TINY_EXPERTS,
-    "architectures": ["Qwen3_5MoeForCausalLM"],
-    "model_type": "qwen3_5_moe_text",
-}
-del TINY["intermediate_size"]
 
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:

@@ -16,15 +16,6 @@ from .. import delta_net
 
 ARCHITECTURE = "qwen3next"
 STOCK_KEYS = ("expert_count", "expert_used_count")
-TINY: dict[str, Any] = {
-    **delta_net.TINY,
-    **delta_net.TINY_EXPERTS,
-    "architectures": ["Qwen3NextForCausalLM"],
-    "model_type": "qwen3_next",
-    "norm_topk_prob": True,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
-}
 
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:

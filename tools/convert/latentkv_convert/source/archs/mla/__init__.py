@@ -21,34 +21,6 @@ from ...stock import Stock
 from .. import llama, require, routed, warn_of_readers
 
 ARCHITECTURE = "deepseek2"
-TINY: dict[str, Any] = {
-    "vocab_size": 320,
-    "hidden_size": 96,
-    "intermediate_size": 128,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "kv_lora_rank": 64,
-    "q_lora_rank": 48,
-    "qk_nope_head_dim": 32,
-    "qk_rope_head_dim": 32,
-    "v_head_dim": 24,
-    "n_routed_experts": 8,
-    "n_shared_experts": 2,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 64,
-    "first_k_dense_replace": 1,
-    "routed_scaling_factor": 1.5,
-    "n_group": 1,
-    "topk_group": 1,
-    "hidden_act": "silu",
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-6,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-    "tie_word_embeddings": False,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-}
 STOCK_KEYS = (*routed.STOCK_KEYS, "expert_group_count")
 _SHARED = 256  # experts that a reader takes
 _FIELDS = {

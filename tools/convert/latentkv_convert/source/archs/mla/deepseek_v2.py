@@ -10,15 +10,6 @@ from typing import Any
 from ....ir import ModelSpec
 from .. import mla, require
 
-TINY: dict[str, Any] = {
-    **mla.TINY,
-    "architectures": ["DeepseekV2ForCausalLM"],
-    "model_type": "deepseek_v2",
-    "q_lora_rank": None,
-    "topk_method": "greedy",
-    "norm_topk_prob": False,
-}
-
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     require(config, "scoring_func", "softmax", "softmax")

@@ -11,14 +11,6 @@ from .. import mla
 
 ARCHITECTURE = mla.ARCHITECTURE
 STOCK_KEYS = mla.STOCK_KEYS
-TINY: dict[str, Any] = {
-    **mla.TINY,
-    "architectures": ["DeepseekV3ForCausalLM"],
-    "model_type": "deepseek_v3",
-    "n_group": 4,
-    "topk_group": 2,
-    "norm_topk_prob": True,
-}
 _USUAL = {"scoring_func": "sigmoid", "norm_topk_prob": True, "n_group": 8, "topk_group": 4}
 _USUAL |= {"routed_scaling_factor": 2.5, "first_k_dense_replace": 3}
 

@@ -10,16 +10,6 @@ from typing import Any
 from ....ir import ModelSpec
 from .. import mla
 
-TINY: dict[str, Any] = {
-    **mla.TINY,
-    "architectures": ["Glm4MoeLiteForCausalLM"],
-    "model_type": "glm4_moe_lite",
-    "n_shared_experts": 1,
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 1.8,
-    "mlp_layer_types": ["dense", "sparse", "sparse"],
-}
-del TINY["first_k_dense_replace"]
 _USUAL = {"scoring_func": "sigmoid", "norm_topk_prob": True, "first_k_dense_replace": 1}
 _USUAL |= {"routed_scaling_factor": 1.8, "rms_norm_eps": 1e-5}
 

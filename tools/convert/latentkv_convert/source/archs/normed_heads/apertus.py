@@ -14,23 +14,6 @@ from ....ir import ModelSpec
 from ...stock import Stock
 from .. import QK_NORMS, llama, require
 
-TINY: dict[str, Any] = {
-    **llama.TINY,
-    "architectures": ["ApertusForCausalLM"],
-    "model_type": "apertus",
-    "hidden_size": 128,
-    "head_dim": 32,  # hidden_size / num_attention_heads: transformers knows no other here
-    "hidden_act": "xielu",
-    "rope_parameters": {
-        "rope_type": "llama3",
-        "rope_theta": 10000.0,
-        "factor": 8.0,
-        "original_max_position_embeddings": 64,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-    },
-    "pad_token_id": 1,
-}
 XIELU = ("alpha_n", "alpha_p", "beta", "eps")
 _SOURCES = {
     "attn_norm.weight": "attention_layernorm.weight",

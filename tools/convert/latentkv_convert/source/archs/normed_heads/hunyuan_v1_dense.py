@@ -14,12 +14,6 @@ from ...stock import Stock
 from .. import llama
 
 ARCHITECTURE = "hunyuan-dense"
-TINY: dict[str, Any] = {
-    **llama.TINY,
-    "architectures": ["HunYuanDenseV1ForCausalLM"],
-    "model_type": "hunyuan_v1_dense",
-    "rope_scaling": {"type": "dynamic", "alpha": 50.0, "factor": 1.0},
-}
 _NORMS = {"attn_q_norm.weight": "query_layernorm", "attn_k_norm.weight": "key_layernorm"}
 
 

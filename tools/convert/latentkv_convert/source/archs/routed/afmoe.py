@@ -16,21 +16,6 @@ from ...stock import Stock
 from .. import layer_types, llama, local_layers, qwen3, require, routed, warn_of_readers
 
 STOCK_KEYS = routed.STOCK_KEYS
-TINY: dict[str, Any] = {
-    **llama.TINY,
-    "architectures": ["AfmoeForCausalLM"],
-    "model_type": "afmoe",
-    "num_hidden_layers": 5,
-    "num_experts": 6,
-    "num_experts_per_tok": 3,
-    "num_shared_experts": 2,
-    "moe_intermediate_size": 64,
-    "num_dense_layers": 1,
-    "route_scale": 2.5,
-    "sliding_window": 48,
-    "global_attn_every_n_layers": 4,
-    "mup_enabled": True,
-}
 _PERIOD = 4  # of so many layers the last has no window and no RoPE
 _FIELDS = {
     "n_expert": "num_experts",

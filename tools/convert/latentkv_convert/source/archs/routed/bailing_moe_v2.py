@@ -11,31 +11,12 @@ from typing import Any
 
 from ....errors import ConvertError
 from ....ir import ModelSpec, Projection, TensorRole
-from ... import rope
 from ...stock import Stock
 from .. import llama, packed_rows, require, routed
 
 OTHER_TYPES = ("bailing_moe", "sarvam_moe")
 ARCHITECTURE = "bailingmoe2"
 STOCK_KEYS = (*routed.STOCK_KEYS, "expert_group_count")
-TINY: dict[str, Any] = {
-    **llama.TINY,
-    "architectures": ["BailingMoeV2ForCausalLM"],
-    "model_type": "bailing_moe_v2",
-    "hidden_size": 128,
-    "head_dim": 32,  # hidden_size / num_attention_heads: llama.cpp knows no other here
-    "partial_rotary_factor": 0.5,
-    "num_experts": 8,
-    "num_shared_experts": 1,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 64,
-    "routed_scaling_factor": 2.5,
-    "norm_topk_prob": True,
-    "first_k_dense_replace": 1,
-    "n_group": 4,
-    "topk_group": 2,
-    "use_qk_norm": True,
-}
 _FIELDS = {**routed.SEVERAL, "n_expert": "num_experts"}
 _NAMES = routed.Names(bias="mlp.gate.expert_bias")
 _SOURCES = {
@@ -56,13 +37,11 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     require(config, "score_function", "sigmoid", "sigmoid", None)
     whole = {"rope_scaling": None, "rope_parameters": None, "attention_bias": False, "mlp_bias": False}
     spec = llama.model_spec({**config, **whole})
-    n_rot = int(spec.head_dim * rope.rotated_share(config, usual_share))
-    positions = rope.describe(config, n_rot)
+    spec = llama.partly_rotated(spec, config, usual_share)
     rows = packed_rows(spec.n_head, spec.n_kv, spec.head_dim, interleaved=False)
     spec = replace(
         spec,
         gguf_arch=ARCHITECTURE,
-        n_rot=n_rot,
         packed_qkv=True,
         block=replace(spec.block, rope_pairing="neox"),
         projections={side: Projection("attention.query_key_value", rows[side]) for side in "qkv"},
@@ -71,9 +50,6 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
             *(role for role in _renamed(spec.layer_tensors) if role.target != "attn_q.weight"),
             *(TensorRole(f"attention.{name}.weight", target, "vector") for target, name in _NORMS.items()),
         ),
-        keys={**spec.keys, **positions.keys},
-        extra_tensors=positions.tensors,
-        latentkv_keys=positions.latentkv_keys,
     )
     experts = routed.of_config(config, _FIELDS)
     n_shared = int(config.get("num_shared_experts") or 0)

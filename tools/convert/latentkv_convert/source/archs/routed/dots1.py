@@ -14,21 +14,6 @@ from ...stock import Stock
 from .. import llama, local_layers, qwen3, require, routed
 
 STOCK_KEYS = routed.STOCK_KEYS
-TINY: dict[str, Any] = {
-    **llama.TINY,
-    "architectures": ["Dots1ForCausalLM"],
-    "model_type": "dots1",
-    "num_key_value_heads": 4,
-    "n_routed_experts": 6,
-    "n_shared_experts": 2,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 64,
-    "routed_scaling_factor": 2.5,
-    "norm_topk_prob": True,
-    "first_k_dense_replace": 1,
-    "n_group": 1,
-    "topk_group": 1,
-}
 
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:

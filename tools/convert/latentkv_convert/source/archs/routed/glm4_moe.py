@@ -11,29 +11,11 @@ from typing import Any
 
 from ....errors import ConvertError
 from ....ir import ModelSpec
-from ... import rope
 from ...stock import Stock
 from .. import QK_NORMS, llama, require, routed, seed_oss
 
 ARCHITECTURE = "glm4moe"
 STOCK_KEYS = routed.STOCK_KEYS
-TINY: dict[str, Any] = {
-    **llama.TINY,
-    "architectures": ["Glm4MoeForCausalLM"],
-    "model_type": "glm4_moe",
-    "attention_bias": True,
-    "use_qk_norm": True,
-    "partial_rotary_factor": 0.5,
-    "n_routed_experts": 6,
-    "n_shared_experts": 2,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 64,
-    "routed_scaling_factor": 1.8,
-    "norm_topk_prob": True,
-    "first_k_dense_replace": 1,
-    "n_group": 1,
-    "topk_group": 1,
-}
 
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:
@@ -41,20 +23,14 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     config = {"first_k_dense_replace": 1, "rms_norm_eps": 1e-5, **config}
     whole = {"rope_scaling": None, "rope_parameters": None, "mlp_bias": False}
     spec = llama.model_spec({**config, **whole})
-    n_rot = int(spec.head_dim * rope.rotated_share(config, 0.5))
-    positions = rope.describe(config, n_rot)
     spec = replace(
-        spec,
+        llama.partly_rotated(spec, config, 0.5),
         gguf_arch="glm4moe",
-        n_rot=n_rot,
         block=replace(spec.block, rope_pairing="neox"),
         layer_tensors=(
             *seed_oss.with_post_norm(spec, {"attn_output.bias"}),
             *(QK_NORMS if config.get("use_qk_norm") else ()),
         ),
-        keys={**spec.keys, **positions.keys},
-        extra_tensors=positions.tensors,
-        latentkv_keys=positions.latentkv_keys,
     )
     return routed.shared_of_several(config, spec)
 

@@ -16,37 +16,6 @@ from .. import every_second, expert_keys, layer_types, llama, require
 
 ARCHITECTURE = "gpt-oss"
 STOCK_KEYS = ("expert_count", "expert_used_count")
-TINY: dict[str, Any] = {
-    "architectures": ["GptOssForCausalLM"],
-    "model_type": "gpt_oss",
-    "vocab_size": 320,
-    "hidden_size": 96,
-    "intermediate_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,  # not hidden_size / num_attention_heads, on purpose
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-    "sliding_window": 48,
-    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "rope_scaling": {
-        "rope_type": "yarn",
-        "factor": 4.0,
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "truncate": False,
-        "original_max_position_embeddings": 64,
-    },
-    "swiglu_limit": 7.0,
-    "tie_word_embeddings": False,
-    "attention_bias": True,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-}
 _YARN = {
     "rope_type": "yarn",
     "factor": 32.0,

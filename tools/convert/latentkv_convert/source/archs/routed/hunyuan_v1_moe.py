@@ -16,15 +16,6 @@ from ..normed_heads import hunyuan_v1_dense
 
 ARCHITECTURE = "hunyuan-moe"
 STOCK_KEYS = routed.STOCK_KEYS
-TINY: dict[str, Any] = {
-    **hunyuan_v1_dense.TINY,
-    "architectures": ["HunYuanMoEV1ForCausalLM"],
-    "model_type": "hunyuan_v1_moe",
-    "intermediate_size": 64,
-    "num_experts": 6,
-    "moe_topk": [3, 3, 3],
-    "moe_intermediate_size": [64, 64, 64],
-}
 _FIELDS = {"n_expert": "num_experts", "n_used": "moe_topk", "width": "moe_intermediate_size"}
 _NAMES = routed.Names(router="mlp.gate.wg.weight", bias="", shared="mlp.shared_mlp.*_proj.weight")
 

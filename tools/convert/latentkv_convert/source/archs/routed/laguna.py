@@ -17,8 +17,8 @@ from ...stock import Stock
 from .. import (
     FULL,
     LOCAL,
+    bases_by_kind,
     layer_types,
-    llama,
     local_layers,
     qwen3,
     require,
@@ -28,36 +28,6 @@ from .. import (
 )
 
 STOCK_KEYS = routed.STOCK_KEYS
-TINY: dict[str, Any] = {
-    **llama.TINY,
-    "architectures": ["LagunaForCausalLM"],
-    "model_type": "laguna",
-    "num_hidden_layers": 5,
-    "num_attention_heads_per_layer": [4, 6, 6, 6, 4],
-    "gating": "per-head",
-    "num_experts": 6,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 64,
-    "shared_expert_intermediate_size": 48,
-    "moe_routed_scaling_factor": 2.5,
-    "mlp_layer_types": ["dense"] + ["sparse"] * 4,
-    "sliding_window": 48,
-    "layer_types": layer_types([False, True, True, True, False]),
-    "rms_norm_eps": 1e-6,
-    "rope_theta": None,
-    "rope_parameters": {
-        FULL: {
-            "rope_type": "yarn",
-            "rope_theta": 500000.0,
-            "partial_rotary_factor": 0.5,
-            "factor": 4.0,
-            "original_max_position_embeddings": 64,
-            "beta_fast": 64.0,
-            "beta_slow": 1.0,
-        },
-        LOCAL: {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
-    },
-}
 _PERIOD = 4  # of so many layers the first has no window
 _FIELDS = {
     "n_expert": "num_experts",
@@ -87,10 +57,7 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     plain = {"rope_scaling": None, "rope_parameters": None, "rope_theta": 10000.0, "sliding_window": None}
     spec = qwen3.model_spec({"rms_norm_eps": 1e-6, "num_key_value_heads": 8, **config, **plain})
     n_rot = {kind: _rotated(spec.head_dim, ropes[kind]) for kind in ropes}
-    base = {
-        kind: limits.number("rope", "rope_theta", ropes[kind]["rope_theta"], *limits.ROPE_BASE)
-        for kind in ropes
-    }
+    base = bases_by_kind(ropes)
     counts = list(config.get("num_attention_heads_per_layer") or [spec.n_head] * n_layer)
     if len(counts) != n_layer:
         raise ConvertError(

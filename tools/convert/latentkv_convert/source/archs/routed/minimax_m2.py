@@ -9,20 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from ....ir import ModelSpec
-from ... import rope
 from ...stock import Stock
 from .. import QK_NORMS, llama, routed
 
 ARCHITECTURE = "minimax-m2"
 STOCK_KEYS = routed.STOCK_KEYS
-TINY: dict[str, Any] = {
-    **llama.TINY,
-    "architectures": ["MiniMaxM2ForCausalLM"],
-    "model_type": "minimax_m2",
-    "num_local_experts": 6,
-    "num_experts_per_tok": 3,
-    "rotary_dim": 16,
-}
 _FIELDS = {"n_expert": "num_local_experts", "n_used": "num_experts_per_tok", "width": "intermediate_size"}
 _BLOCK = "block_sparse_moe"
 _NAMES = routed.Names(
@@ -37,17 +28,11 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     config = {"head_dim": 128, "num_key_value_heads": 8, "rms_norm_eps": 1e-6, "rope_theta": 5e6, **config}
     plain = {"rope_scaling": None, "rope_parameters": None, "attention_bias": False, "mlp_bias": False}
     spec = llama.model_spec({**config, **plain})
-    n_rot = int(config.get("rotary_dim") or spec.head_dim * rope.rotated_share(config, 1.0))
-    positions = rope.describe(config, n_rot)
     spec = replace(
-        spec,
+        llama.partly_rotated(spec, config, 1.0, int(config.get("rotary_dim") or 0)),
         gguf_arch="minimax-m2",
-        n_rot=n_rot,
         block=replace(spec.block, rope_pairing="neox"),
         layer_tensors=(*spec.layer_tensors, *QK_NORMS),
-        keys={**spec.keys, **positions.keys},
-        extra_tensors=positions.tensors,
-        latentkv_keys=positions.latentkv_keys,
         whole_norms=True,
     )
     return routed.with_experts(spec, routed.of_config(config, _FIELDS), _NAMES)

@@ -15,17 +15,6 @@ from .. import expert_keys, qwen3, require
 
 ARCHITECTURE = "qwen3moe"
 STOCK_KEYS = ("expert_count", "expert_used_count")
-TINY: dict[str, Any] = {
-    **qwen3.TINY,
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "model_type": "qwen3_moe",
-    "num_experts": 6,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 64,
-    "norm_topk_prob": True,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
-}
 
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:

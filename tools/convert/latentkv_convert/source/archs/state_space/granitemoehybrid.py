@@ -19,27 +19,6 @@ from . import config_sizes, kv_heads, recurrent, recurring, sizes_of
 
 ARCHITECTURE = "granitehybrid"
 STOCK_KEYS = (*granite.STOCK_KEYS, "expert_count", "expert_used_count")
-TINY: dict[str, Any] = {
-    **granite.TINY,
-    "architectures": ["GraniteMoeHybridForCausalLM"],
-    "model_type": "granitemoehybrid",
-    "num_hidden_layers": 4,
-    "layer_types": ["mamba", "attention", "mamba", "attention"],
-    "position_embedding_type": "nope",
-    "intermediate_size": 48,
-    "shared_intermediate_size": 64,
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-    "mamba_n_heads": 8,
-    "mamba_d_head": 32,
-    "mamba_n_groups": 2,
-    "mamba_d_state": 16,
-    "mamba_d_conv": 4,
-    "mamba_expand": 2,
-    "mamba_chunk_size": 32,
-    "mamba_conv_bias": True,
-}
-del TINY["head_dim"]
 _SIZES = {
     "heads": "mamba_n_heads",
     "width": "mamba_d_head",

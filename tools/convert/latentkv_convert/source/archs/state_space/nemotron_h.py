@@ -24,28 +24,6 @@ _SIZES = {
     "kernel": "conv_kernel",
 }
 _SIGMOID = 2  # llama.cpp's number of it
-TINY: dict[str, Any] = {
-    "architectures": ["NemotronHForCausalLM"],
-    "model_type": "nemotron_h",
-    "vocab_size": 320,
-    "hidden_size": 96,
-    "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp", "linear_attention"],
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,  # not hidden_size / num_attention_heads, on purpose
-    "intermediate_size": 128,
-    "mamba_num_heads": 8,
-    "mamba_head_dim": 16,
-    "n_groups": 2,
-    "ssm_state_size": 16,
-    "conv_kernel": 4,
-    "chunk_size": 32,
-    "max_position_embeddings": 512,
-    "layer_norm_epsilon": 1e-5,
-    "tie_word_embeddings": False,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-}
 
 
 def kinds_of(config: Mapping[str, Any]) -> list[str]:

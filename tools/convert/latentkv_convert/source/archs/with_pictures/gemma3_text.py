@@ -10,40 +10,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from .... import limits
-from ....ir import F32, ModelSpec, TensorRole
+from ....ir import ModelSpec, TensorRole
 from ...stock import Stock
-from .. import FULL, LOCAL, layer_types, llama, local_layers, require, ropes_by_kind, warn_of_readers
+from .. import (
+    FULL,
+    LOCAL,
+    bases_by_kind,
+    from_zero,
+    layer_types,
+    llama,
+    local_layers,
+    require,
+    ropes_by_kind,
+    warn_of_readers,
+)
 
 OTHER_TYPES = ("gemma3",)
 ARCHITECTURE = "gemma3"
 TEXT_PREFIX = "model.language_model"
 STOCK_KEYS = ("final_logit_softcapping",)
-TINY: dict[str, Any] = {
-    "architectures": ["Gemma3ForCausalLM"],
-    "model_type": "gemma3_text",
-    "vocab_size": 320,
-    "hidden_size": 96,
-    "intermediate_size": 128,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,  # not hidden_size / num_attention_heads, on purpose
-    "hidden_activation": "gelu_pytorch_tanh",
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1000000.0,
-    "rope_local_base_freq": 10000.0,
-    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
-    "query_pre_attn_scalar": 32,
-    "sliding_window": 48,
-    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-    "tie_word_embeddings": True,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-}
 _PERIOD = 6  # of every so many layers the last sees all tokens
 _WIDE_LAYERS = 62  # the 27B model's, whose scores are scaled by another width than head_dim
 # Sizes that published models with pictures leave out.
@@ -63,20 +49,10 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     require(config, "attn_logit_softcapping", None, None)
     ropes = _ropes(config)
     config = _OF_PICTURES | dict(config) if "text_config" in config else config
-    stock = {"head_dim": 256, "num_key_value_heads": 4, "rms_norm_eps": 1e-6, "tie_word_embeddings": True}
-    ours = {
-        "mlp_bias": False,
-        "hidden_act": config.get("hidden_activation", "gelu_pytorch_tanh"),
-        "rope_scaling": None,
-        "rope_parameters": ropes[FULL],
-    }
-    spec = llama.model_spec(stock | dict(config) | ours)
+    spec = as_llama(config, ropes[FULL])
     is_local = _local_layers(config, spec.n_layer)
     window = int(config.get("sliding_window") or 4096)
-    base = {
-        kind: limits.number("rope", "rope_theta", of["rope_theta"], *limits.ROPE_BASE)
-        for kind, of in ropes.items()
-    }
+    base = bases_by_kind(ropes)
     softcap = float(config.get("final_logit_softcapping") or 0.0)
     keys: dict[str, Any] = {"final_logit_softcapping": softcap} if softcap else {}
     if any(is_local):
@@ -106,13 +82,16 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     )
 
 
+def as_llama(config: Mapping[str, Any], rope: Mapping[str, Any] | None = None) -> ModelSpec:
+    """What Gemmas have in common with Llama. rope: in place of the config's."""
+    usual = {"head_dim": 256, "num_key_value_heads": 4, "rms_norm_eps": 1e-6, "tie_word_embeddings": True}
+    activation = config.get("hidden_activation", "gelu_pytorch_tanh")
+    turned = {} if rope is None else {"rope_scaling": None, "rope_parameters": rope}
+    return llama.model_spec(usual | dict(config) | {"mlp_bias": False, "hidden_act": activation, **turned})
+
+
 def norm(source: str, target: str) -> TensorRole:
-    return TensorRole(source, target, "vector", transform=_from_zero)
-
-
-def _from_zero(weight: F32) -> F32:
-    """Gemma keeps a norm's weight less 1."""
-    return weight + np.float32(1)
+    return TensorRole(source, target, "vector", transform=from_zero)
 
 
 def _ropes(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -137,19 +116,22 @@ def _period_keys(is_local: Sequence[bool]) -> dict[str, Any]:
     return {}
 
 
+def width_of_scores(sizes: Mapping[str, int], wide_layers: int) -> int:
+    """By whose root a file's scores are divided. wide_layers: of the model where it is no head's."""
+    is_wide = sizes["num_hidden_layers"] == wide_layers
+    return sizes["hidden_size"] // sizes["num_attention_heads"] if is_wide else sizes["head_dim"]
+
+
 def config_of(stock: Stock) -> dict[str, Any]:
     """config.json, as far as the file's tensors depend on it."""
     sizes, window = stock.sizes(), stock.window()
     n_layer = sizes["num_hidden_layers"]
-    width = sizes["head_dim"]
-    if n_layer == _WIDE_LAYERS:
-        width = sizes["hidden_size"] // sizes["num_attention_heads"]
     is_local = stock.local_layers(n_layer, _PERIOD)
     return {
         **sizes,
         "rms_norm_eps": stock.number("attention.layer_norm_rms_epsilon", 0, 1),
         "rope_local_base_freq": stock.number("rope.freq_base_swa", *limits.ROPE_BASE, default=1e4),
-        "query_pre_attn_scalar": width,
+        "query_pre_attn_scalar": width_of_scores(sizes, _WIDE_LAYERS),
         "sliding_window": window,
         "layer_types": layer_types(bool(window) and local for local in is_local),
         "final_logit_softcapping": stock.number("final_logit_softcapping", 0, 1e6, 0.0),

@@ -18,42 +18,12 @@ from .... import limits
 from ....errors import ConvertError
 from ....ir import F32, HeadShape, ModelSpec, TensorRole
 from ...stock import Stock
-from .. import FULL, LOCAL, expert_keys, layer_types, llama, local_layers, require, ropes_by_kind
+from .. import FULL, LOCAL, bases_by_kind, expert_keys, layer_types, local_layers, require, ropes_by_kind
 from . import gemma3_text
 
 OTHER_TYPES = ("gemma4_unified",)
 STOCK_KEYS = ("final_logit_softcapping", "expert_count", "expert_used_count")
 TEXT_PREFIX = "model.language_model"
-TINY: dict[str, Any] = {
-    "architectures": ["Gemma4ForCausalLM"],
-    "model_type": "gemma4_text",
-    "vocab_size": 320,
-    "hidden_size": 96,
-    "intermediate_size": 128,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,  # not hidden_size / num_attention_heads, on purpose
-    "global_head_dim": 64,
-    "num_global_key_value_heads": 1,
-    "attention_k_eq_v": True,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-6,
-    "rope_parameters": {
-        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e4},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
-    },
-    "sliding_window": 48,
-    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
-    "final_logit_softcapping": 5.0,
-    "hidden_size_per_layer_input": 0,
-    "vocab_size_per_layer_input": 320,
-    "num_kv_shared_layers": 0,
-    "tie_word_embeddings": True,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-}
 _PERIOD = 6  # of every so many layers the last sees all tokens
 _UNTURNED = 1e30  # divides the frequency of a plane that does not turn, for readers that know no other way
 _BESIDE_EXPERTS = {  # source -> target, all vectors
@@ -89,7 +59,7 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     is_local[-1] = False  # as transformers has it
     usual = {FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}}
     ropes = ropes_by_kind(config, usual[FULL], {"rope_theta": 1e4})
-    spec = _as_llama(config, ropes[FULL])
+    spec = gemma3_text.as_llama(config, {"rope_theta": ropes[FULL]["rope_theta"]})
     heads = tuple(
         replace(_shape(config, spec, layer, local), shares_kv=layer >= first)
         for layer, local in enumerate(is_local)
@@ -99,10 +69,7 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     brought = int(config.get("hidden_size_per_layer_input", 256) or 0)
     if brought:
         require(config, "vocab_size_per_layer_input", spec.n_vocab, spec.n_vocab)
-    base = {
-        kind: limits.number("rope", "rope_theta", of["rope_theta"], *limits.ROPE_BASE)
-        for kind, of in ropes.items()
-    }
+    base = bases_by_kind(ropes)
     window = int(config.get("sliding_window") or 512)
     softcap = float(config.get("final_logit_softcapping") or 0.0)
     norms = {target: f"{source}.weight" for target, source in gemma3_text.NORMS.items()}
@@ -141,18 +108,6 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
         extra_tensors=_divisors(ropes[FULL], heads, is_local),
         heads=heads,
     )
-
-
-def _as_llama(config: Mapping[str, Any], rope: Mapping[str, Any]) -> ModelSpec:
-    """What the model has in common with Llama. rope: of global layers."""
-    stock = {"head_dim": 256, "num_key_value_heads": 4, "rms_norm_eps": 1e-6, "tie_word_embeddings": True}
-    ours = {
-        "mlp_bias": False,
-        "hidden_act": config.get("hidden_activation", "gelu_pytorch_tanh"),
-        "rope_scaling": None,
-        "rope_parameters": {"rope_theta": rope["rope_theta"]},
-    }
-    return llama.model_spec(stock | dict(config) | ours)
 
 
 def _shape(config: Mapping[str, Any], spec: ModelSpec, layer: int, local: bool) -> HeadShape:

@@ -18,24 +18,6 @@ from .. import llama, mistral
 OTHER_TYPES = ("ministral3",)
 STOCK_KEYS = ("attention.temperature_scale",)
 TEXT_PREFIX = "model.language_model"
-TINY: dict[str, Any] = {
-    **llama.TINY,
-    "architectures": ["Ministral3ForCausalLM"],
-    "model_type": "ministral3",
-    "rope_theta": None,
-    "rope_parameters": {
-        "rope_type": "yarn",
-        "type": "yarn",
-        "rope_theta": 10000.0,
-        "factor": 4.0,
-        "original_max_position_embeddings": 64,
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "mscale": 1.0,
-        "mscale_all_dim": 1.0,
-        "llama_4_scaling_beta": 0.1,
-    },
-}
 _YARN = {
     "rope_type": "yarn",
     "rope_theta": 1e6,

@@ -16,12 +16,6 @@ from .. import qwen2
 OTHER_TYPES = ("qwen2_5_vl",)
 ARCHITECTURE = "qwen2vl"
 TEXT_PREFIX = "model.language_model"
-TINY: dict[str, Any] = {
-    **qwen2.TINY,
-    "model_type": "qwen2_vl_text",
-    "head_dim": 16,
-    "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
-}
 _OF_PICTURES = ("mrope_section", "mrope_interleaved")
 
 

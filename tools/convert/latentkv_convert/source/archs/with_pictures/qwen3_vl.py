@@ -14,11 +14,6 @@ from . import qwen2_vl
 
 ARCHITECTURE = "qwen3vl"
 TEXT_PREFIX = qwen2_vl.TEXT_PREFIX
-TINY: dict[str, Any] = {
-    **qwen3.TINY,
-    "model_type": "qwen3_vl_text",
-    "rope_scaling": {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [6, 5, 5]},
-}
 
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:

@@ -16,11 +16,6 @@ from . import qwen2_vl
 ARCHITECTURE = "qwen3vlmoe"
 STOCK_KEYS = qwen3_moe.STOCK_KEYS
 TEXT_PREFIX = qwen2_vl.TEXT_PREFIX
-TINY: dict[str, Any] = {
-    **qwen3_moe.TINY,
-    "model_type": "qwen3_vl_moe_text",
-    "rope_scaling": {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [6, 5, 5]},
-}
 
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:
