@@ -106,9 +106,10 @@ class Sequences:
     def take_back(self, slot: Slot) -> list[int]:
         """The cache without the guesses behind the slot's tokens. Returns those of its tokens that have to be
         computed once more: recurrent layers may have no state behind them."""
-        held, keep = slot.tokens, self.resumable(slot, len(slot.tokens))
+        held, salt, keep = slot.tokens, slot.salt, self.resumable(slot, len(slot.tokens))
         again = held[keep:]
         self.cut(slot, keep)
+        slot.salt = salt  # of its request, also where all went
         return again if slot.tokens is held else held
 
     def move(self, slot: Slot, moves: Sequence[Move]) -> bool:

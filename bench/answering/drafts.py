@@ -1,6 +1,6 @@
 """What guesses are worth in a server: tokens per second of edits of code and of prose, with and without.
 
-    python bench/drafts.py qwen-coder --requests 4 --tokens 200 --save drafts-qwen-coder
+    python bench/answering/drafts.py qwen-coder --requests 4 --tokens 200 --save drafts-qwen-coder
 
 Two servers of one model, one of which drafts nothing, answer the same requests by turns, one at a time and
 greedily. An edit's answer repeats most of a function of its prompt; prose repeats little.
@@ -16,6 +16,8 @@ import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
 
 from gpu import speculative
 from inputs import real_models
@@ -107,7 +109,9 @@ def main() -> None:
         out: Path = RESULTS / f"{args.save}.json"
         old = json.loads(out.read_text(encoding="utf-8"))["rows"] if out.exists() else []
         kept = [each for each in old if each["cache"] != cache]
-        command = f"python bench/drafts.py {args.model} --requests {args.requests} --tokens {args.tokens}"
+        command = (
+            f"python bench/answering/drafts.py {args.model} --requests {args.requests} --tokens {args.tokens}"
+        )
         save(out, command=f"{command} --chars {args.chars}", columns=COLUMNS, rows=kept + rows)
 
 
