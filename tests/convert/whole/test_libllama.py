@@ -28,7 +28,7 @@ def case(model_type: str, name: str = "", **config: Any) -> Any:
     return pytest.param(model_type, config, id="-".join(filter(None, (model_type, name))))
 
 
-# What llama.cpp does otherwise: it reads no window in a llama file and no OPT, makes OLMo's heads as wide as
+# What llama.cpp does otherwise: it reads no window in a llama file, makes OLMo's heads as wide as
 # their share of the hidden states, and lets YaRN's ramp begin and end at whole planes.
 AS_STOCK: dict[str, dict[str, Any]] = {
     "gpt_oss": {"rope_scaling": archs.tiny("gpt_oss")["rope_scaling"] | {"truncate": True}},
@@ -59,6 +59,7 @@ CASES = [
     case("qwen3_next", "four-a-key-head", linear_num_key_heads=2, linear_num_value_heads=8),
     case("lfm2", "four-tokens", conv_L_cache=4, layer_types=["full_attention", "conv", "conv", "conv"]),
     case("lfm2_moe", "all-experts", num_dense_layers=0),
+    case("granite_swa", "rope-everywhere", layer_rope_theta=None),
 ]
 
 
