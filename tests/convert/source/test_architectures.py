@@ -95,6 +95,7 @@ CASES = [
     case("granite_swa", "two-bases", layer_rope_theta=[0, 10000.0, 1000.0, 0], attention_bias=True),
     case("exaone_moe", "groups", **GROUPS, layer_types=[LOCAL, FULL, FULL, LOCAL], norm_topk_prob=False),
     case("ernie4_5_moe", "no-shared", moe_num_shared_experts=0, moe_layer_start_index=0),
+    case("kolibri1", "normed", norm_topk_prob=True, num_experts_per_tok=2),
     case("lfm2", "four-tokens", conv_L_cache=4, layer_types=[FULL, "conv", "conv", "conv"]),
     case("lfm2", "width-as-given", block_auto_adjust_ff_dim=False, tie_word_embeddings=False),
     case("lfm2_moe", "no-bias", use_expert_bias=False, norm_topk_prob=False, num_experts_per_tok=6),

@@ -22,6 +22,7 @@ from latentkv_convert.source.gguf_file import GgufFile
 
 N = 120
 HYBRIDS = ("lfm2", "lfm2_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next")
+UNKNOWN = ("kolibri1", "opt")  # to llama.cpp
 
 
 def case(model_type: str, name: str = "", **config: Any) -> Any:
@@ -47,7 +48,7 @@ GEMMA_E = {
     "use_double_wide_mlp": True,
 }
 CASES = [
-    *(case(name, **AS_STOCK.get(name, {})) for name in archs.names() if name != "opt"),
+    *(case(name, **AS_STOCK.get(name, {})) for name in archs.names() if name not in UNKNOWN),
     case("gemma4", "experts", **GEMMA_EXPERTS),
     case("gemma4", "its-own-v", attention_k_eq_v=False),
     case("gemma4", "shared-k-and-v", **GEMMA_E),

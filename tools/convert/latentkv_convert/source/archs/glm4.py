@@ -39,7 +39,7 @@ TINY: dict[str, Any] = {
     "eos_token_id": 1,
     "pad_token_id": 1,
 }
-_NORMS = {
+NORMS = {
     "attn_norm.weight": "input_layernorm",
     "post_attention_norm.weight": "post_self_attn_layernorm",
     "ffn_norm.weight": "post_attention_layernorm",
@@ -65,7 +65,7 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
         n_rot=n_rot,
         projections={side: Projection(f"self_attn.{side}_proj", rows.get(side)) for side in "qkv"},
         layer_tensors=(
-            *(TensorRole(f"{source}.weight", target, "vector") for target, source in _NORMS.items()),
+            *(TensorRole(f"{source}.weight", target, "vector") for target, source in NORMS.items()),
             *(replace(role, rows=rows["q"]) for role in query),
             TensorRole("self_attn.o_proj.weight", "attn_output.weight"),
             TensorRole("mlp.gate_up_proj.weight", "ffn_up.weight"),
