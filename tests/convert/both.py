@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
-from conftest import text_config
+from conftest import model_class, text_config
 from latentkv_convert.calibrate.decoder import Decoder
 from latentkv_convert.cli import parse
 from latentkv_convert.pipeline import convert
@@ -36,9 +35,11 @@ def on_gpu(path: Path) -> Any:
 
 def load(checkpoint: Path) -> Any:
     config = text_config(json.loads((checkpoint / "config.json").read_text()))
-    return AutoModelForCausalLM.from_pretrained(
-        checkpoint, config=config, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    return (
+        model_class(config)
+        .from_pretrained(checkpoint, config=config, dtype=torch.float32, attn_implementation="eager")
+        .eval()
+    )
 
 
 def logits(model: Any, ids: list[int]) -> np.ndarray:

@@ -96,6 +96,32 @@ Tiny = Callable[..., Path]
 # Text parts of models that see pictures, without a class in transformers -> models that compute the same.
 SAME_OF_TEXT = {"qwen2_vl_text": "qwen2", "qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe"}
 SAME_OF_TEXT |= {"bailing_moe_v2": "sarvam_moe"}  # which transformers saves with these names
+# Text parts that transformers runs in the whole model alone -> what else the config of that says.
+PARTS: dict[str, dict[str, Any]] = {
+    "muse_glimmer_text": {
+        "model_type": "muse_glimmer",
+        "vision_config": {
+            **{"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2},
+            **{"num_hidden_layers": 1, "pos_emb_height": 2, "pos_emb_width": 2},
+        },
+        "out_hidden_size": 128,
+        "projector_hidden_size": 32,
+    },
+}
+
+
+def whole(settings: dict[str, Any]) -> dict[str, Any]:
+    """config.json of a checkpoint with this text model."""
+    part = PARTS.get(settings["model_type"])
+    return settings if part is None else {**part, "text_config": settings}
+
+
+def model_class(config: Any) -> Any:
+    """transformers' class that makes logits."""
+    import transformers
+
+    sees = any(config.model_type == part["model_type"] for part in PARTS.values())
+    return transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
 
 
 def text_config(settings: dict[str, Any]) -> Any:
@@ -113,11 +139,11 @@ def random_checkpoint(bpe_tokenizer: Any) -> Tiny:
     def make(directory: Path, model_type: str, *, shard_size: str = "1GB", **config: Any) -> Path:
         import torch
         from tiny_models import TINY
-        from transformers import AutoModelForCausalLM
 
-        settings = TINY[model_type] | config
+        settings = whole(TINY[model_type] | config)
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(text_config(settings), dtype=torch.float32)
+        described = text_config(settings)
+        model = model_class(described).from_config(described, dtype=torch.float32)
         with torch.no_grad():
             for key, parameter in model.named_parameters():
                 if key.endswith("bias"):

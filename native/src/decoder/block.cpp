@@ -19,15 +19,24 @@ constexpr float largest_scale = 1e6F;
 
 void read(const GgufFile& file, std::string_view key, bool& field) { field = file.get_bool(key); }
 
-// A factor, or a cap, which may be 0.
+// A factor, or a cap or an epsilon, which may be 0.
 void read(const GgufFile& file, std::string_view key, float& field) {
-    const float least = key.ends_with("softcap") ? 0.0F : 1.0F / largest_scale;
-    field = read_float(file, std::string(key), least, largest_scale, field);
+    const bool is_epsilon = key.ends_with("epsilon");
+    const float least = is_epsilon || key.ends_with("softcap") ? 0.0F : 1.0F / largest_scale;
+    field = read_float(file, std::string(key), least, is_epsilon ? 1.0F : largest_scale, field);
 }
 
 template <typename Enum, size_t n>
 void read(const GgufFile& file, std::string_view key, Enum& field, const std::array<std::string_view, n>& words) {
     field = parse_word<Enum>(key, file.get_string(key), words);
+}
+
+// Null: none.
+const schema::StockBlock* find_stock_block(const std::string& architecture) {
+    const auto found =
+        std::find_if(schema::stock_blocks.begin(), schema::stock_blocks.end(),
+                     [&](const schema::StockBlock& stock) { return architecture == stock.architecture; });
+    return found == schema::stock_blocks.end() ? nullptr : &*found;
 }
 
 const schema::StockBlock& stock_block(const GgufFile& file, const std::string& architecture) {
@@ -36,9 +45,9 @@ const schema::StockBlock& stock_block(const GgufFile& file, const std::string& a
             fail(key, "expected ", key::block_norm, " beside it; got none");
         }
     }
+    if (const schema::StockBlock* const found = find_stock_block(architecture)) return *found;
     std::string known;
     for (const schema::StockBlock& stock : schema::stock_blocks) {
-        if (architecture == stock.architecture) return stock;
         known += (known.empty() ? "" : ", ") + std::string(stock.architecture);
     }
     fail("gguf", "expected latentkv.block.* keys or a general.architecture of ", known, "; got ", quoted(architecture));
@@ -207,6 +216,15 @@ void read_stock_scales(const GgufFile& file, const std::string& dot, BlockDescri
     block.logit_scale = 1.0F / read("logit_scale", 1.0F);
 }
 
+// Layers without RoPE, as a list of all layers says.
+void unrotate(const GgufFile& file, const HParams& h, BlockDescription& block) {
+    const std::string key = h.architecture + ".attention.rope_pattern";
+    const std::vector<bool> rotates = per_layer(key, file.find_bool_array(key), h.n_layer);
+    for (size_t il = 0; il < rotates.size(); il++) {
+        if (!rotates[il]) block.layers[il].rope_base = 0.0F;
+    }
+}
+
 BlockDescription of_stock(const GgufFile& file, const HParams& h) {
     const schema::StockBlock& stock = stock_block(file, h.architecture);
     BlockDescription block{stock.block, {}, {}};
@@ -225,6 +243,10 @@ BlockDescription of_stock(const GgufFile& file, const HParams& h) {
     block.attention_softcap = read_float(file, h.architecture + ".attn_logit_softcapping", 0.0F, largest_scale, 0.0F);
     block.logit_softcap = read_float(file, h.architecture + ".final_logit_softcapping", 0.0F, largest_scale, 0.0F);
     if (stock.stock_scales) read_stock_scales(file, h.architecture + ".", block);
+    if (stock.logit_factor) {
+        block.logit_scale =
+            read_float(file, h.architecture + ".logit_scale", 1.0F / largest_scale, largest_scale, 1.0F);
+    }
     block.layers = uniform_layers(file, h, block.position);
     for (int il = stock.rope_period - 1; stock.rope_period > 0 && il < h.n_layer; il += stock.rope_period) {
         block.layers[static_cast<size_t>(il)].rope_base = 0.0F;
@@ -232,6 +254,7 @@ BlockDescription of_stock(const GgufFile& file, const HParams& h) {
     if (stock.mixer_period > 0) mix_by_recurrence(file, h, stock.mixer_period, block);
     if (stock.mixer != Mixer::attention) mix_by_heads(file, h, stock.mixer, stock.one_branch, block);
     if (stock.window_period > 0 && block.layers.front().window > 0) alternate(file, h, stock, block);
+    if (stock.rope_pattern) unrotate(file, h, block);
     share_rows(file, h, block);
     return block;
 }
@@ -268,6 +291,8 @@ void check_architecture(const GgufFile& file, const std::string& architecture) {
 BlockDescription read_block(const GgufFile& file, const HParams& sizes) {
     BlockDescription block = file.has(key::block_norm) ? described(file, sizes) : of_stock(file, sizes);
     read_xielu(file, sizes, block);
+    const schema::StockBlock* const stock = find_stock_block(sizes.architecture);
+    block.softmax_beside_bias = stock != nullptr && stock->softmax_beside_bias;
     return block;
 }
 

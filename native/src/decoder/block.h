@@ -42,6 +42,7 @@ inline bool has_only_experts(Ffn ffn) { return ffn == Ffn::experts || ffn == Ffn
 struct BlockDescription : schema::Block {
     std::vector<LayerAttention> layers;  // [n_layer]
     std::vector<Xielu> xielu;            // [n_layer] with Activation::xielu
+    bool softmax_beside_bias = false;    // scores of experts, where a file names none and has biases of them
 };
 
 // Errors: Error for a file without latentkv.block.* keys whose architecture has no stock description.

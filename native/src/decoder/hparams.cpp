@@ -242,7 +242,7 @@ void read_experts(const StockKeys& keys, HParams& h) {
     if (h.n_dense_layers > 0 && h.n_ffs.empty()) {
         fail(keys("feed_forward_length"), "expected the width of the FFNs without experts; got none");
     }
-    h.routing = read_routing(file, h.architecture, h.n_expert, has_expert_bias(file));
+    h.routing = read_routing(file, h.architecture, h.n_expert, has_expert_bias(file) && !h.block.softmax_beside_bias);
 }
 
 void read_attention_numbers(const StockKeys& keys, HParams& h) {

@@ -103,17 +103,19 @@ Routing route(ggml_context* ctx, const HParams& h, const LayerWeights& layer, gg
     ggml_tensor* scores = linear(ctx, layer.ffn_gate_inp, layer.ffn_gate_inp_bias, x);  // [n_expert, n_tokens]
     const bool groups = h.routing.n_groups_used < h.routing.n_groups;
     // a softmax whose weights are divided by their sum is that over the chosen ones alone
+    const bool is_sigmoid = h.routing.scores == Scores::sigmoid;
     const bool late = h.routing.scores == Scores::softmax_of_chosen ||
                       (h.routing.scores == Scores::softmax && h.block.expert_norm && layer.expert_bias == nullptr);
-    if (h.routing.scores == Scores::sigmoid) {
+    if (is_sigmoid && !h.block.ranked_before_sigmoid) {
         scores = ggml_sigmoid(ctx, scores);
-    } else if (!late) {
+    } else if (!is_sigmoid && !late) {
         scores = ggml_soft_max(ctx, scores);
     }
     ggml_tensor* ranked = layer.expert_bias == nullptr ? scores : ggml_add(ctx, scores, layer.expert_bias);
     if (groups) ranked = of_best_groups(ctx, h, ranked);
     ggml_tensor* const chosen = ggml_argsort_top_k(ctx, ranked, h.n_expert_used);
     ggml_tensor* weights = ggml_get_rows(ctx, ggml_reshape_3d(ctx, scores, 1, h.n_expert, n_tokens), chosen);
+    if (is_sigmoid && h.block.ranked_before_sigmoid) weights = ggml_sigmoid(ctx, weights);
     if (late || h.block.expert_norm) {
         weights = ggml_reshape_2d(ctx, weights, h.n_expert_used, n_tokens);
         weights = late ? ggml_soft_max(ctx, weights) : ggml_div(ctx, weights, ggml_sum_rows(ctx, weights));

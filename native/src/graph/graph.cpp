@@ -129,6 +129,7 @@ ggml_tensor* Builder::embedded() {
         graph_.tokens = input(GGML_TYPE_I32, n_tokens, 1, "tokens");
         x = ggml_get_rows(ctx_, model_.token_embd(), graph_.tokens);
     }
+    if (h_.block.embedding_norm) x = ops_.norm(x, nullptr, nullptr);
     embedded_ = ops_.scaled(x, h_.block.embedding_scale);
     return embedded_;
 }
@@ -179,7 +180,7 @@ void Builder::add_reference_inputs() {
 
 // The hidden state x and what a branch adds to it.
 ggml_tensor* Builder::added(ggml_tensor* x, ggml_tensor* branch, ggml_tensor* post_norm) const {
-    if (post_norm != nullptr) branch = ops_.norm(branch, post_norm, nullptr);
+    if (post_norm != nullptr) branch = ops_.post_norm(branch, post_norm);
     return ggml_add(ctx_, x, ops_.scaled(branch, h_.block.residual_scale));
 }
 

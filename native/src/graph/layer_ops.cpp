@@ -3,9 +3,18 @@
 namespace lkv {
 
 ggml_tensor* LayerOps::norm(ggml_tensor* x, ggml_tensor* weight, ggml_tensor* bias) const {
-    x = h_.block.norm == Norm::rms ? ggml_rms_norm(ctx_, x, h_.norm_eps) : ggml_norm(ctx_, x, h_.norm_eps);
-    x = ggml_mul(ctx_, x, weight);
+    x = unit(x, h_.norm_eps);
+    x = weight == nullptr ? x : ggml_mul(ctx_, x, weight);
     return bias == nullptr ? x : ggml_add(ctx_, x, bias);
+}
+
+ggml_tensor* LayerOps::post_norm(ggml_tensor* x, ggml_tensor* weight) const {
+    const float eps = h_.block.post_norm_epsilon;
+    return ggml_mul(ctx_, unit(x, eps == 0.0F ? h_.norm_eps : eps), weight);
+}
+
+ggml_tensor* LayerOps::unit(ggml_tensor* x, float eps) const {
+    return h_.block.norm == Norm::rms ? ggml_rms_norm(ctx_, x, eps) : ggml_norm(ctx_, x, eps);
 }
 
 ggml_tensor* LayerOps::linear(ggml_tensor* x, ggml_tensor* weight, ggml_tensor* bias) const {

@@ -14,7 +14,10 @@ public:
 
     ggml_context* context() const { return ctx_; }
 
+    // weight: null where the norm has none.
     ggml_tensor* norm(ggml_tensor* x, ggml_tensor* weight, ggml_tensor* bias) const;
+    // Of a branch's output.
+    ggml_tensor* post_norm(ggml_tensor* x, ggml_tensor* weight) const;
     ggml_tensor* linear(ggml_tensor* x, ggml_tensor* weight, ggml_tensor* bias) const;
     ggml_tensor* scaled(ggml_tensor* x, float by) const { return by == 1.0F ? x : ggml_scale(ctx_, x, by); }
     // Clips a projection, if the file asks for it.
@@ -29,6 +32,8 @@ public:
     ggml_tensor* as_rows(ggml_tensor* x, int64_t n_tokens) const;
 
 private:
+    ggml_tensor* unit(ggml_tensor* x, float eps) const;
+
     ggml_context* ctx_;
     const HParams& h_;
     bool holds_;

@@ -17,7 +17,7 @@ from conftest import Tiny, keys, tensors
 from latentkv_convert.calibrate.decoder import Decoder
 from latentkv_convert.errors import ConvertError
 from latentkv_convert.source import archs
-from latentkv_convert.source.archs import FULL
+from latentkv_convert.source.archs import FULL, LOCAL
 from latentkv_convert.source.checkpoint_source import CheckpointSource
 
 LONGROPE = TINY["phi3"]["rope_scaling"]
@@ -40,6 +40,7 @@ def case(model_type: str, name: str = "", **config: Any) -> Any:
 
 UNEVEN = ["full_attention", "linear_attention", "linear_attention", "full_attention"]
 IN_F16 = ("gelu_tanh",)  # ggml's CPU looks it up in a table of f16 numbers
+GROUPS = {"num_experts": 8, "n_group": 4, "topk_group": 2}
 NEW = {"new_decoder_architecture": True, "num_kv_heads": 2}
 ALL = ["attention"] * 4
 DENSE = {"num_local_experts": 0, "num_experts_per_tok": 0}
@@ -92,10 +93,15 @@ CASES = [
         query_pre_attn_scalar=24,
     ),
     case("granite", "biases", attention_bias=True, mlp_bias=True, tie_word_embeddings=False),
+    case("granite_swa", "two-bases", layer_rope_theta=[0, 10000.0, 1000.0, 0], attention_bias=True),
+    case("exaone_moe", "groups", **GROUPS, layer_types=[LOCAL, FULL, FULL, LOCAL], norm_topk_prob=False),
+    case("ernie4_5_moe", "no-shared", moe_num_shared_experts=0, moe_layer_start_index=0),
+    case("kolibri1", "normed", norm_topk_prob=True, num_experts_per_tok=2),
     case("lfm2", "four-tokens", conv_L_cache=4, layer_types=[FULL, "conv", "conv", "conv"]),
     case("lfm2", "width-as-given", block_auto_adjust_ff_dim=False, tie_word_embeddings=False),
     case("lfm2_moe", "no-bias", use_expert_bias=False, norm_topk_prob=False, num_experts_per_tok=6),
     case("lfm2_moe", "all-experts", num_dense_layers=0),
+    case("muse_glimmer", "rope-everywhere", layer_rope_theta=[10000.0] * 5, post_norm_eps=1e-2),
     case("apertus1p5", "all-tokens", output_vocab_size=None, vocab_size=320),
     case("smollm3", "some-layers", no_rope_layers=[0, 1, 1, 0]),
     case("glm4", "whole-head", partial_rotary_factor=1.0, attention_bias=False, tie_word_embeddings=True),
@@ -181,6 +187,7 @@ def test_logits_equal_transformers(
 
 
 FILES_OF = {"gpt_oss": "gpt-oss", "qwen3_moe": "qwen3moe", "mistral": "llama", "gemma3_text": "gemma3"}
+FILES_OF |= {"exaone_moe": "exaone-moe", "ernie4_5_moe": "ernie4_5-moe", "muse_glimmer": "muse-glimmer"}
 FILES_OF |= {"glm4_moe": "glm4moe", "qwen2_vl": "qwen2vl", "qwen3_vl": "qwen3vl"}
 FILES_OF |= {"olmo3": "olmo2", "qwen3_5": "qwen35", "qwen3_5_moe": "qwen35moe", "qwen3_next": "qwen3next"}
 STOCK = {
@@ -214,6 +221,23 @@ STOCK = {
     },
     "gemma2": {"attn_q.weight", "attn_k.weight", "attn_v.weight"},
     "granite": {"attn_q.weight", "attn_k.weight", "attn_v.weight"},
+    "granite_swa": {"attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_sinks.weight"},
+    "exaone_moe": {
+        "attn_q.weight",
+        "attn_k.weight",
+        "attn_v.weight",
+        "attn_q_norm.weight",
+        "attn_k_norm.weight",
+    },
+    "ernie4_5_moe": {"attn_q.weight", "attn_k.weight", "attn_v.weight"},
+    "muse_glimmer": {
+        "attn_q.weight",
+        "attn_k.weight",
+        "attn_v.weight",
+        "attn_q_norm.weight",
+        "attn_k_norm.weight",
+        "attn_gate.weight",
+    },
     "smollm3": {"attn_q.weight", "attn_k.weight", "attn_v.weight"},
     "glm4": {"attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_q.bias", "attn_k.bias", "attn_v.bias"},
     "olmo2": {"attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_q_norm.weight", "attn_k_norm.weight"},

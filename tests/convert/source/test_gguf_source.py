@@ -53,6 +53,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("falcon", {"multi_query": False, "bias": True}),
     ("opt", {"enable_bias": False, "tie_word_embeddings": False}),
     ("mpt", {"attn_config": {"clip_qkv": 1.5}}),
+    ("granite_swa", {"layer_rope_theta": None, "layer_types": None}),
+    ("ernie4_5_moe", {"moe_num_shared_experts": 0, "moe_layer_start_index": 0}),
 ]
 WIDE = {
     "hidden_size": 256,

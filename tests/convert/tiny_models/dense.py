@@ -285,3 +285,20 @@ TINY["smollm3"] = {
     "pad_token_id": 1,
     "tie_word_embeddings": True,
 }
+TINY["granite_swa"] = {
+    **TINY["granite"],
+    "architectures": ["GraniteSWAForCausalLM"],
+    "model_type": "granite_swa",
+    "num_hidden_layers": 4,
+    "sliding_window": 48,
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    "layer_rope_theta": [0, 10000.0, 10000.0, 10000.0],
+    "rope_theta": 10000.0,
+}
+TINY["apertus1p5_text"] = {
+    **TINY["apertus"],
+    "architectures": ["Apertus1p5TextForCausalLM"],
+    "model_type": "apertus1p5_text",
+    "vocab_size": 352,
+    "output_vocab_size": 320,
+}

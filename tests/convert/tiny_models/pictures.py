@@ -72,3 +72,15 @@ TINY["qwen3_vl_moe"] = {
     "model_type": "qwen3_vl_moe_text",
     "rope_scaling": {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [6, 5, 5]},
 }
+TINY["muse_glimmer_text"] = {
+    **dense.TINY["llama"],
+    "architectures": ["MuseGlimmerForConditionalGeneration"],
+    "model_type": "muse_glimmer_text",
+    "num_hidden_layers": 5,
+    "hidden_activation": "silu",
+    "sliding_window": 48,
+    "final_logit_softcapping": 5.0,
+    "qk_scale_factor": 3.87,
+    "output_multiplier": 0.6,
+    "post_norm_eps": 1e-8,
+}

@@ -112,3 +112,37 @@ TINY["qwen3_next"] = {
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
 }
+
+_SHORT_CONV: dict[str, Any] = {
+    **dense.TINY["llama"],
+    "hidden_size": 128,
+    "head_dim": 32,  # hidden_size / num_attention_heads: llama.cpp knows no other here
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+    "conv_L_cache": 3,
+    "conv_bias": False,
+    "norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "pad_token_id": 1,
+}
+TINY["lfm2"] = {
+    **_SHORT_CONV,
+    "architectures": ["Lfm2ForCausalLM"],
+    "model_type": "lfm2",
+    "intermediate_size": 192,
+    "block_auto_adjust_ff_dim": True,
+    "block_ffn_dim_multiplier": 1.0,
+    "block_multiple_of": 96,
+}
+TINY["lfm2_moe"] = {
+    **_SHORT_CONV,
+    "architectures": ["Lfm2MoeForCausalLM"],
+    "model_type": "lfm2_moe",
+    "num_dense_layers": 1,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 64,
+    "norm_topk_prob": True,
+    "use_expert_bias": True,
+    "routed_scaling_factor": 1.0,
+}

@@ -164,3 +164,49 @@ TINY["qwen3_moe"] = {
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
 }
+TINY["ernie4_5_moe"] = {
+    **dense.TINY["ernie4_5"],
+    "architectures": ["Ernie4_5_MoeForCausalLM"],
+    "model_type": "ernie4_5_moe",
+    "hidden_size": 128,
+    "head_dim": 32,  # hidden_size / num_attention_heads: transformers knows no other here
+    "moe_num_experts": 6,
+    "moe_k": 3,
+    "moe_num_shared_experts": 2,
+    "moe_intermediate_size": 64,
+    "moe_layer_start_index": 1,
+    "moe_layer_end_index": -1,
+    "moe_layer_interval": 1,
+}
+TINY["exaone_moe"] = {
+    **dense.TINY["llama"],
+    "architectures": ["ExaoneMoeForCausalLM"],
+    "model_type": "exaone_moe",
+    "num_hidden_layers": 4,
+    "sliding_window": 48,
+    "sliding_window_pattern": 4,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "num_shared_experts": 2,
+    "moe_intermediate_size": 64,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "pad_token_id": 1,
+}
+TINY["kolibri1"] = {
+    **dense.TINY["llama"],
+    "architectures": ["Kolibri1ForCausalLM"],
+    "model_type": "kolibri1",
+    "num_hidden_layers": 5,
+    "sliding_window": 48,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 48,
+    "norm_topk_prob": False,
+    "pad_token_id": 1,
+}
+del TINY["kolibri1"]["intermediate_size"]

@@ -23,13 +23,14 @@ from latentkv_convert.source.gguf_file import GgufFile
 
 N = 120
 HYBRIDS = ("lfm2", "lfm2_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next")
+UNKNOWN = ("kolibri1", "opt")  # to llama.cpp
 
 
 def case(model_type: str, name: str = "", **config: Any) -> Any:
     return pytest.param(model_type, config, id="-".join(filter(None, (model_type, name))))
 
 
-# What llama.cpp does otherwise: it reads no window in a llama file and no OPT, makes OLMo's heads as wide as
+# What llama.cpp does otherwise: it reads no window in a llama file, makes OLMo's heads as wide as
 # their share of the hidden states, and lets YaRN's ramp begin and end at whole planes.
 AS_STOCK: dict[str, dict[str, Any]] = {
     "gpt_oss": {"rope_scaling": TINY["gpt_oss"]["rope_scaling"] | {"truncate": True}},
@@ -48,7 +49,7 @@ GEMMA_E = {
     "use_double_wide_mlp": True,
 }
 CASES = [
-    *(case(name, **AS_STOCK.get(name, {})) for name in archs.names() if name != "opt"),
+    *(case(name, **AS_STOCK.get(name, {})) for name in archs.names() if name not in UNKNOWN),
     case("gemma4", "experts", **GEMMA_EXPERTS),
     case("gemma4", "its-own-v", attention_k_eq_v=False),
     case("gemma4", "shared-k-and-v", **GEMMA_E),
@@ -60,6 +61,7 @@ CASES = [
     case("qwen3_next", "four-a-key-head", linear_num_key_heads=2, linear_num_value_heads=8),
     case("lfm2", "four-tokens", conv_L_cache=4, layer_types=["full_attention", "conv", "conv", "conv"]),
     case("lfm2_moe", "all-experts", num_dense_layers=0),
+    case("granite_swa", "rope-everywhere", layer_rope_theta=None),
 ]
 
 

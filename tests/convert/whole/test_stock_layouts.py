@@ -87,6 +87,22 @@ def test_nemotron_with_a_block_that_predicts_more_tokens(
         assert distance(logits(path), logits(usual)) < 1e-5
 
 
+def test_ernie_as_llama_cpp_writes_it(tiny: Tiny, tmp_path: Path) -> None:
+    """No key says that scores are a softmax, and biases of experts are matrices of one row."""
+    usual = plain(tiny("ernie4_5_moe"), tmp_path / "usual.gguf")
+    file = GgufFile(usual)
+    biases = [name for name in file.tensors if name.endswith("exp_probs_b.bias")]
+    unsaid = [f"ernie4_5-moe.expert_{name}" for name in ("gating_func", "weights_norm", "weights_scale")]
+    assert biases
+    assert file.values.keys() >= set(unsaid)
+    rows = {name: tensor(file, name)[None] for name in biases}
+    stock = rewritten(usual, tmp_path / "stock.gguf", without=(*unsaid, *biases), extra=rows)
+    converted = tmp_path / "converted.gguf"
+    assert main([str(stock), "-o", str(converted), "--method", "none"]) == 0
+    for path in (stock, converted):
+        assert distance(logits(path), logits(usual)) < 1e-5
+
+
 FACTORS = ("attn_", "ffn_", "ssm_in", "ssm_out", "ssm_alpha", "ssm_beta")
 NONE = ("norm", "gate_inp", "conv1d", "output_scale")
 

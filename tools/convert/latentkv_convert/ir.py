@@ -55,6 +55,9 @@ class BlockSpec:
     mixers: tuple[str, ...] | None = None  # per layer, what mixes tokens; None: attention in all
     gate: str = "none"  # of attention's output, made by attn_gate: of every head, or of each number
     norm_after_rope: bool = False  # heads of Q and K are normed behind RoPE, not before
+    embedding_norm: bool = False  # a token's embedding is divided by its root mean square
+    post_norm_epsilon: float = 0.0  # of norms of branches' outputs, 0: as of other norms
+    ranked_before_sigmoid: bool = False  # experts are chosen before a sigmoid makes their scores
     output_gate: bool = False  # attn_q has a gate of as many rows behind each head; see docs/gguf.md
 
     def said(self) -> dict[str, Any]:

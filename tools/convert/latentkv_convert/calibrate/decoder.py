@@ -158,6 +158,10 @@ class Layer(nn.Module):
             self.ffn_norm = self._modules.pop("attn_norm")
         elif self.feeds and not self.spec.block.parallel and not {"ffn_norm", "post_ffw_norm"} & stems:
             self.ffn_norm = self._modules.pop("post_attention_norm")  # a branch has a norm, so this is its
+        for name in ("post_attention_norm", "post_ffw_norm") if self.spec.block.post_norm_epsilon else ():
+            norm = self._modules[name]
+            assert isinstance(norm, Norm)
+            norm.eps = self.spec.block.post_norm_epsilon
         for name, module in list(self.named_children()) if reduced else []:
             if type(module) is nn.Linear and name not in _PRECISE:
                 setattr(self, name, Bf16Linear(module))
@@ -409,7 +413,11 @@ class Ends(nn.Module):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[n, T] -> [n, T, d]"""
-        x = functional.embedding(tokens, self.token_embd) * self.spec.block.embedding_scale
+        x = functional.embedding(tokens, self.token_embd)
+        if self.spec.block.embedding_norm:
+            eps = float(self.spec.keys["attention.layer_norm_rms_epsilon"])
+            x = functional.rms_norm(x, x.shape[-1:], eps=eps)
+        x = x * self.spec.block.embedding_scale
         x = x if self.position_embd is None else x + self.position_embd[: tokens.shape[-1]]
         return x if self.carried is None else self.carried.embedded(x, tokens)
 

@@ -50,7 +50,8 @@ def _routed(live: Any, spec: ModelSpec, made: Tensor) -> tuple[Tensor, Tensor]:
     is_sigmoid = spec.keys.get("expert_gating_func") == _SIGMOID
     scores = made.sigmoid() if is_sigmoid else made.softmax(-1)
     bias = live._modules.get("exp_probs_b")
-    ranked = scores if bias is None else scores + bias.weight
+    ranked = made if spec.block.ranked_before_sigmoid else scores
+    ranked = ranked if bias is None else ranked + bias.weight
     n_groups = int(spec.keys.get("expert_group_count") or 1)
     n_chosen = int(spec.keys.get("expert_group_used_count") or n_groups)
     if n_chosen < n_groups:

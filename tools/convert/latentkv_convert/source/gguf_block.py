@@ -50,6 +50,8 @@ def _option(name: str, default: Any) -> Callable[[str, Any], Any]:
         return _flag
     if isinstance(default, str):
         return partial(_one_of, ENUMS[name])
+    if name.endswith("epsilon"):
+        return partial(_number, limits.EPSILON)
     return partial(_number, limits.SOFTCAP if name.endswith("softcap") else limits.SCALE)
 
 

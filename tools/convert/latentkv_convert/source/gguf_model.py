@@ -22,6 +22,7 @@ _OURS = "latentkv."
 _PLAIN = {KEYS[name] for name in ("version", "source_method", "source_recipe", "rope_dynamic_factor")}
 _FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _FUSED = "ffn_gate_up_exps.weight"
+_ROWS = ("ffn_gate_inp_shexp.weight", "exp_probs_b.bias")  # vectors that some files have as matrices of a row
 _NUMBERS = {
     "rope.scaling.attn_factor": limits.ATTENTION_FACTOR,
     "rope.scaling.yarn_log_multiplier": limits.LOG_MULTIPLIER,
@@ -244,7 +245,7 @@ def _check_tensors(parts: GgufFile, spec: ModelSpec, where: str) -> None:
         is_wide = name.endswith("attn_gate.weight") and spec.block.gate != "none"  # of each number
         if is_wide and got == (shape[0] * spec.head_dim, spec.n_embd):
             continue
-        if got != shape and not ("shexp" in name and got == (1, *shape)):
+        if got != shape and not (got == (1, *shape) and name.endswith(_ROWS)):
             raise ConvertError(f"{where}: {name}", f"shape {list(shape)}", str(list(got)))
     of_weights = factors(parts, spec)
     for weight, name in of_weights.items():

@@ -23,7 +23,7 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     n_layer = int(config["num_hidden_layers"])
     window = int(config.get("sliding_window", 4096) or 0)
     period = config.get("sliding_window_pattern", _PERIOD) or 0
-    is_local = local_layers(config, _pattern(period, n_layer) if window else [False] * n_layer)
+    is_local = local_layers(config, pattern_of(period, n_layer) if window else [False] * n_layer)
     if not window and any(is_local):
         raise ConvertError("config.json", f"a sliding_window beside layers of {LOCAL}", "none")
     spec = llama.model_spec({"rms_norm_eps": 1e-5, **config, "attention_bias": False, "mlp_bias": False})
@@ -52,7 +52,7 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     )
 
 
-def _pattern(period: Any, n_layer: int) -> list[bool]:
+def pattern_of(period: Any, n_layer: int) -> list[bool]:
     """Which layers have a window: all but the last of every so many, or as letters say, L for those that do;
     then never the last layer."""
     if isinstance(period, str) and period and set(period) <= {"L", "G"}:

@@ -17,7 +17,7 @@ from ..frequencies import paired_rows
 from ..stock import Stock
 from . import llama
 
-_NORMS = {
+NORMS = {
     "attn_norm.weight": "input_layernorm",
     "post_attention_norm.weight": "post_self_attn_layernorm",
     "ffn_norm.weight": "post_attention_layernorm",
@@ -41,7 +41,7 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
         gguf_arch="glm4",
         projections={side: Projection(f"self_attn.{side}_proj", rows.get(side)) for side in "qkv"},
         layer_tensors=(
-            *(TensorRole(f"{source}.weight", target, "vector") for target, source in _NORMS.items()),
+            *(TensorRole(f"{source}.weight", target, "vector") for target, source in NORMS.items()),
             *(replace(role, rows=rows["q"]) for role in query),
             TensorRole("self_attn.o_proj.weight", "attn_output.weight"),
             TensorRole("mlp.gate_up_proj.weight", "ffn_up.weight"),

@@ -17,13 +17,6 @@ from .. import require
 from . import apertus
 
 TEXT_PREFIX = "model.language_model"
-TINY: dict[str, Any] = {
-    **apertus.TINY,
-    "architectures": ["Apertus1p5TextForCausalLM"],
-    "model_type": "apertus1p5_text",
-    "vocab_size": 352,
-    "output_vocab_size": 320,
-}
 
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:

@@ -19,18 +19,6 @@ from .. import llama, require
 from ..state_space import kv_heads
 
 RECURRENT, ATTENDS = "conv", "full_attention"  # kinds of layers in config.json
-TINY: dict[str, Any] = {
-    **llama.TINY,
-    "hidden_size": 128,
-    "head_dim": 32,  # hidden_size / num_attention_heads: llama.cpp knows no other here
-    "num_hidden_layers": 4,
-    "layer_types": [RECURRENT, ATTENDS, RECURRENT, ATTENDS],
-    "conv_L_cache": 3,
-    "conv_bias": False,
-    "norm_eps": 1e-5,
-    "tie_word_embeddings": True,
-    "pad_token_id": 1,
-}
 MAPS = {"gate": "w1", "up": "w3", "down": "w2"}  # of an FFN, by their names in checkpoints
 _SOURCES = {
     "attn_norm.weight": "operator_norm.weight",

@@ -12,16 +12,6 @@ from ....ir import ModelSpec
 from ...stock import Stock
 from .. import short_conv
 
-TINY: dict[str, Any] = {
-    **short_conv.TINY,
-    "architectures": ["Lfm2ForCausalLM"],
-    "model_type": "lfm2",
-    "intermediate_size": 192,
-    "block_auto_adjust_ff_dim": True,
-    "block_ffn_dim_multiplier": 1.0,
-    "block_multiple_of": 96,
-}
-
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     return short_conv.model_spec({**config, "intermediate_size": _ffn_width(config)}, "lfm2")

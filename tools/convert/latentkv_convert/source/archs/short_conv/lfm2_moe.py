@@ -14,18 +14,6 @@ from .. import routed, short_conv, warn_of_readers
 
 ARCHITECTURE = "lfm2moe"
 STOCK_KEYS = routed.STOCK_KEYS
-TINY: dict[str, Any] = {
-    **short_conv.TINY,
-    "architectures": ["Lfm2MoeForCausalLM"],
-    "model_type": "lfm2_moe",
-    "num_dense_layers": 1,
-    "num_experts": 6,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 64,
-    "norm_topk_prob": True,
-    "use_expert_bias": True,
-    "routed_scaling_factor": 1.0,
-}
 _FIELDS = {**routed.SEVERAL, "n_expert": "num_experts", "n_dense": "num_dense_layers"}
 _NAMES = routed.Names(
     router="feed_forward.gate.weight",
