@@ -56,7 +56,9 @@ std::vector<float> decode(const File& file, const lkv::SessionOptions& options, 
         const std::vector<int32_t> tokens = {5, 6, 7, 8}, pos = {end, end + 1, end + 2, end + 3}, seq(4, 0);
         const std::vector<uint8_t> output(4, 1);
         std::vector<float> all(4 * n_vocab);
-        session.decode(tokens, pos, seq, output, [&](size_t) { return all.data(); }, {}, 3);
+        std::vector<uint8_t> guessed(tokens.size(), 0);
+        std::fill(guessed.end() - 3, guessed.end(), 1);
+        session.decode(tokens, pos, seq, output, [&](size_t) { return all.data(); }, {}, guessed);
         end += 2;
         CHECK(session.cache().remove(0, {end}));
         run(1, {0});
