@@ -295,7 +295,7 @@ TINY["granite_swa"] = {
     "layer_rope_theta": [0, 10000.0, 10000.0, 10000.0],
     "rope_theta": 10000.0,
 }
-TINY["apertus1p5_text"] = {
+TINY["apertus1p5"] = {
     **TINY["apertus"],
     "architectures": ["Apertus1p5TextForCausalLM"],
     "model_type": "apertus1p5_text",

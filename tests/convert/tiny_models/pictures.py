@@ -72,7 +72,7 @@ TINY["qwen3_vl_moe"] = {
     "model_type": "qwen3_vl_moe_text",
     "rope_scaling": {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [6, 5, 5]},
 }
-TINY["muse_glimmer_text"] = {
+TINY["muse_glimmer"] = {
     **dense.TINY["llama"],
     "architectures": ["MuseGlimmerForConditionalGeneration"],
     "model_type": "muse_glimmer_text",
