@@ -181,8 +181,11 @@ class Scheduler:
         jobs = [part.slot.job for part in parts if part.slot.job is not None]
         rows = [part.last - 1 for part in parts]
         for part, job, token in zip(parts, jobs, drawn(jobs, logits, rows), strict=True):
+            seconds = self.counters.next_token if job.has_read else self.counters.first_token
             try:
-                self._show(part.slot, job.advance(token, logits[part.last - 1]))
+                piece = job.advance(token, logits[part.last - 1])
+                seconds.add(job.gap)
+                self._show(part.slot, piece)
             except Exception as error:
                 self._fail(part.slot, _said(StepError.of(error)))
 
