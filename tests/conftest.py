@@ -19,8 +19,8 @@ from latentkv import processor
 # Started in the background, a test run inherits an ignored SIGINT; programs that tests interrupt must not.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A conversion multiplies in bf16 where the processor has AMX (compute/arithmetic.py), and tests know what f32 gives:
-# a tiny model with keys far from 0 loses 15 times as much with bf16. Without AMX torch computes the same in f32.
+# A conversion multiplies in bf16 where the processor has AMX (compute/arithmetic.py), and tests know what f32
+# gives: a tiny model with keys far from 0 loses 15 times as much with bf16. This leaves AMX out.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 ROOT = Path(__file__).resolve().parents[1]

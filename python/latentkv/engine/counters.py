@@ -2,7 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_left
+from dataclasses import dataclass, field
+
+BOUNDS = (  # seconds
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0),
+)
+
+
+class Histogram:
+    """How many values were at most each of BOUNDS and above the one before; the last of `counts` are above
+    all."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BOUNDS) + 1)
+        self.sum = 0.0
+
+    def add(self, value: float) -> None:
+        self.counts[bisect_left(BOUNDS, value)] += 1
+        self.sum += value
 
 
 @dataclass
@@ -22,3 +41,7 @@ class Counters:
     step_tokens: int = 0
     step_slots: int = 0
     longest: int = 0  # tokens of a prompt and its answer
+    first_token: Histogram = field(
+        default_factory=Histogram
+    )  # seconds from a request to it, waiting included
+    next_token: Histogram = field(default_factory=Histogram)  # seconds from one to the next

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -110,6 +111,7 @@ class Ticket:
         self.progress = Progress(prompt_tokens=len(request.prompt))
         self.error: Exception | None = None
         self.cancelled = False
+        self.since = time.perf_counter()
         self.on_piece = on_piece
         self.deliver = deliver
         self._pieces: queue.SimpleQueue[Piece | None] = queue.SimpleQueue()

@@ -189,8 +189,11 @@ class Scheduler:
             rows = [part.row + n_true for part in parts]
             going = []
             for part, job, row, token in zip(parts, jobs, rows, drawn(jobs, logits, rows), strict=True):
+                seconds = self.counters.next_token if job.has_read else self.counters.first_token
                 try:
-                    self._show(part.slot, job.advance(token, logits[row]))
+                    piece = job.advance(token, logits[row])
+                    seconds.add(job.gap)
+                    self._show(part.slot, piece)
                     if self._comes_true(part, job, n_true):
                         going.append(part)
                 except Exception as error:

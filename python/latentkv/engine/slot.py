@@ -58,6 +58,8 @@ class Job:
         )
         self._pool = None if request.pooling is None else Pool(request.pooling, len(request.prompt))
         self._begin = time.perf_counter()
+        self._latest = ticket.since
+        self.gap = 0.0  # seconds before its latest token
         timings.cached_n, timings.prompt_n = cached, len(self.pending)
         for token in request.prompt[max(0, len(request.prompt) - sampling.n_seen) :]:
             self.sampler.accept(token, in_grammar=False)
@@ -127,6 +129,7 @@ class Job:
         if isinstance(drawn, str):
             raise _core.Error(drawn)
         now, timings = time.perf_counter(), self.ticket.progress.timings
+        self.gap, self._latest = now - self._latest, now
         if not self.has_read:
             self.has_read = True
             timings.prompt_s, self._begin = now - self._begin, now

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from latentkv.engine.counters import BOUNDS, Histogram
 from latentkv.engine.scheduler import Scheduler
 from latentkv.server.serving import Serving, serving_of
 
@@ -42,6 +44,11 @@ class Seen(Collector):
             ("llamacpp:n_tokens_max", "Tokens of the longest prompt with its answer", counters.longest),
         ):
             yield CounterMetricFamily(name, what, value=value)
+        for name, what, seen in (
+            ("latentkv:time_to_first_token_seconds", "From a request to it", counters.first_token),
+            ("latentkv:time_per_output_token_seconds", "From one to the next", counters.next_token),
+        ):
+            yield HistogramMetricFamily(name, what, buckets=_buckets(seen), sum_value=seen.sum)
         for name, what, value in (
             (
                 "llamacpp:prompt_tokens_seconds",
@@ -83,6 +90,12 @@ class Seen(Collector):
     def _usage(self) -> float:
         session = self.scheduler.session
         return session.n_cells_used() / session.n_ctx
+
+
+def _buckets(seen: Histogram) -> list[tuple[str, float]]:
+    """Upper bounds, each with how many values are at most as large."""
+    counted = accumulate(seen.counts)
+    return [(str(bound), count) for bound, count in zip((*BOUNDS, "+Inf"), counted, strict=True)]
 
 
 def _over(count: float, whole: float) -> float:
