@@ -109,10 +109,11 @@ def main() -> None:
         out: Path = RESULTS / f"{args.save}.json"
         old = json.loads(out.read_text(encoding="utf-8"))["rows"] if out.exists() else []
         kept = [each for each in old if each["cache"] != cache]
-        command = (
-            f"python bench/answering/drafts.py {args.model} --requests {args.requests} --tokens {args.tokens}"
+        command = f"python bench/answering/drafts.py {args.model}" + (f" --kv {args.kv}" if args.kv else "")
+        command += (
+            f" --requests {args.requests} --tokens {args.tokens} --chars {args.chars} --save {args.save}"
         )
-        save(out, command=f"{command} --chars {args.chars}", columns=COLUMNS, rows=kept + rows)
+        save(out, command=command, columns=COLUMNS, rows=kept + rows)
 
 
 if __name__ == "__main__":
