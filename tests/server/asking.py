@@ -27,6 +27,11 @@ def asked(model: Any, text: str, limit: int = 12, **options: Any) -> Ticket:
     return Ticket(Request(model.tokenize(text.encode()), max_tokens=limit, **given))
 
 
+def are_whole(scheduler: Scheduler) -> bool:
+    """Whether each sequence of the cache is as long as its slot says."""
+    return all(len(slot.tokens) == scheduler.session.seq_pos_max(slot.seq) + 1 for slot in scheduler.slots)
+
+
 def run(scheduler: Scheduler, *tickets: Ticket) -> list[str]:
     for ticket in tickets:
         scheduler.check(ticket)

@@ -16,7 +16,7 @@ public:
 
     // weight: null where the norm has none.
     ggml_tensor* norm(ggml_tensor* x, ggml_tensor* weight, ggml_tensor* bias) const;
-    // Of a branch's output.
+    // The norm of a branch's output.
     ggml_tensor* post_norm(ggml_tensor* x, ggml_tensor* weight) const;
     ggml_tensor* linear(ggml_tensor* x, ggml_tensor* weight, ggml_tensor* bias) const;
     ggml_tensor* scaled(ggml_tensor* x, float by) const { return by == 1.0F ? x : ggml_scale(ctx_, x, by); }

@@ -14,6 +14,7 @@ from latentkv.cli import _environment, _llama_cpp
 from latentkv.console.arguments import gpu_layers, number, numbers, shares, split_mode, text
 from latentkv.console.model_file import no_gguf
 from latentkv.console.reading import read_text
+from latentkv.drafts.worth import MOST
 from latentkv.errors import expected
 from latentkv.plan import presets
 from latentkv.plan.options import NAMES, SessionOptions
@@ -345,7 +346,7 @@ def add_drafts(group: Any) -> None:
         default=None,
         metavar="N",
         help="guess up to N tokens from what the text repeats, and verify them in one step (default, and the "
-        f"most that pay: {_MOST_DRAFTED}; fewer where they do not come true; 0 = none)",
+        f"most that pay: {MOST}; fewer where they do not come true; 0 = none)",
     )
     group.add_argument(
         "--spec-type",
@@ -363,10 +364,9 @@ def drafts(args: argparse.Namespace) -> int:
         if args.draft_max:
             raise expected("--draft-max", "0 beside --spec-type none", args.draft_max)
         return 0
-    return _MOST_DRAFTED if args.draft_max is None else min(_MOST_DRAFTED, args.draft_max)
+    return MOST if args.draft_max is None else min(MOST, args.draft_max)
 
 
-_MOST_DRAFTED = 15
 _SPEC_TYPES = ("none", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
 
 

@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentkv.drafts.lookup import Lookup
-from latentkv.drafts.worth import COUNTS, CPU, GPU, Step
+from latentkv.drafts.worth import CPU, GPU, MOST, Step
 
 
 class AdaptiveLookup:
     """Guesses as many tokens as are worth a step of one sequence, none where guesses do not come true."""
 
-    def __init__(self, num_pred_tokens: int = COUNTS[-1], on_gpu: bool = False) -> None:
+    def __init__(self, num_pred_tokens: int = MOST, on_gpu: bool = False) -> None:
         self.num_pred_tokens = num_pred_tokens  # the most
         self._exponent = GPU if on_gpu else CPU
         self._lookup: Lookup | None = None

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from latentkv import _core
 
 COUNTS = (1, 3, 7, 15)  # a graph is built for each length of a step: few lengths, so that it can be kept
+MOST = COUNTS[-1]
 COUNTS_FROM = 1.05
 # of the time that a step of n tokens takes, n**e
 CPU, GPU = 0.8, 0.41  # measured, up to 16 tokens: SmolLM2 and a 1.5B on two cores; an 8B on an H200

@@ -41,7 +41,6 @@ class Counters:
     step_tokens: int = 0
     step_slots: int = 0
     longest: int = 0  # tokens of a prompt and its answer
-    first_token: Histogram = field(
-        default_factory=Histogram
-    )  # seconds from a request to it, waiting included
-    next_token: Histogram = field(default_factory=Histogram)  # seconds from one to the next
+    # seconds from a request to its first token, waiting included, and from one token to the next
+    first_token: Histogram = field(default_factory=Histogram)
+    next_token: Histogram = field(default_factory=Histogram)

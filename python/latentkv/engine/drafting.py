@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING
 
 from latentkv.drafts.lookup import Lookup
 from latentkv.drafts.past import Past
-from latentkv.drafts.worth import COUNTS, CPU, GPU, Step, on_gpu
+from latentkv.drafts.worth import CPU, GPU, MOST, Step, on_gpu
 from latentkv.engine.slot import Job
 
 if TYPE_CHECKING:
     from latentkv import _core
-
-MOST = COUNTS[-1]
 
 
 class Drafting:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import asking
 import numpy as np
 import pytest
 from both import core, distance, load, logits, on_gpu, run, token_ids
@@ -424,11 +425,8 @@ def test_guesses_are_taken_back(m: Any) -> None:
         greedy = SamplingOptions(temperature=0)
         prompts = [IDS[:60] * 3, IDS[100:250]]
         tickets = [Ticket(Request(ids, greedy, 120, ignore_eos=True)) for ids in prompts]
-        for ticket in tickets:
-            one.submit(ticket)
-        while one.step():
-            pass
-        assert all(len(slot.tokens) == one.session.seq_pos_max(slot.seq) + 1 for slot in one.slots)
+        asking.run(one, *tickets)
+        assert asking.are_whole(one)
         return [list(ticket.progress.tokens) for ticket in tickets], one
 
     want, plain = answers(None)

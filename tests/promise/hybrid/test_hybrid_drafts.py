@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import asking
 import pytest
 from hybrid_files import Hybrid, write
 
@@ -44,11 +45,8 @@ def answers(model: Any, drafting: Drafting | None, n_guesses: int) -> tuple[list
     one = Scheduler(model, _core.Session(model, n_seq_max=3, **cache), drafting=drafting)
     greedy = SamplingOptions(temperature=0)
     tickets = [Ticket(Request(prompt, greedy, 80, ignore_eos=True)) for prompt in PROMPTS]
-    for ticket in tickets:
-        one.submit(ticket)
-    while one.step():
-        pass
-    assert all(len(slot.tokens) == one.session.seq_pos_max(slot.seq) + 1 for slot in one.slots)
+    asking.run(one, *tickets)
+    assert asking.are_whole(one)
     return [list(ticket.progress.tokens) for ticket in tickets], one
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asking import GREEDY, TEXT, WORDS, asked, run, scheduler
+from asking import GREEDY, TEXT, WORDS, are_whole, asked, run, scheduler
 
 from latentkv.engine.drafting import Drafting
 from latentkv.sampling.grammar import LlamaGrammar
@@ -76,7 +76,7 @@ def test_sequences_draft_beside_each_other(model: Any, cache: dict[str, Any]) ->
     assert [len(tokens) for _, tokens, _ in got] == [len(tokens) for _, tokens, _ in want]
     assert one.counters.accepted_tokens > 20
     assert all(slot.tokens == slot.tokens[: one.session.seq_pos_max(slot.seq) + 1] for slot in one.slots)
-    assert all(len(slot.tokens) == one.session.seq_pos_max(slot.seq) + 1 for slot in one.slots)
+    assert are_whole(one)
 
 
 def test_a_limit_ends_an_answer_at_the_same_token(model: Any) -> None:
@@ -120,7 +120,7 @@ def test_a_request_that_leaves_takes_its_guesses_with_it(model: Any) -> None:
     left.cancel()
     run(one)
     assert "".join(piece.text for piece in stays) == run(scheduler(model, 2), asked(model, WORDS[0], 40))[0]
-    assert all(len(slot.tokens) == one.session.seq_pos_max(slot.seq) + 1 for slot in one.slots)
+    assert are_whole(one)
     # what it leaves is whole: another goes on from it
     again = asked(model, REPEATS, 20)
     assert run(one, again) == run(scheduler(model, 1), asked(model, REPEATS, 20))

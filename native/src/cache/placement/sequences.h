@@ -19,7 +19,7 @@ void each_sequence(uint64_t mask, F&& visit) {
     for (; mask != 0; mask &= mask - 1) visit(std::countr_zero(mask));
 }
 
-// Of each sequence, how many of its latest tokens are guesses, which may be taken back.
+// An entry is how many of a sequence's latest tokens are guesses, which may be taken back.
 using Guesses = std::array<int32_t, max_sequences>;
 
 // Positions from `first` up to, and without, `end`.
