@@ -25,6 +25,7 @@ lkv::SessionOptions session_options(const char* function, const py::kwargs& give
     keywords.field("sink", o.sink);
     keywords.field("recent", o.recent);
     keywords.field("recent_ratio", o.recent_ratio);
+    keywords.field("fixed_window", o.fixed_window);
     keywords.field("evict", o.evict);
     keywords.field("keep_tokens", o.keep_tokens);
     keywords.field("prefill", o.prefill);

@@ -13,7 +13,7 @@ from runtime import distance, model, session, tokens
 
 N = 300
 BLOCK = 32
-KV = {"kv_k": "c4", "kv_v": "q4", "sink": 4, "recent": 40}
+KV: dict[str, Any] = {"kv_k": "c4", "kv_v": "q4", "sink": 4, "recent": 40, "fixed_window": True}
 
 
 @pytest.fixture(scope="module")
@@ -45,14 +45,15 @@ def one_by_one(s: Any, ids: list[int], seq: int = 0) -> Any:
     ("sink", "recent", "ratio"), [(4, 32, -1.0), (0, 1, -1.0), (4, -1, 0.2), (4, 24, 0.3), (4, -1, 1.0)]
 )
 def test_tokens_leave_the_window_in_whole_blocks(plain: Any, sink: int, recent: int, ratio: float) -> None:
-    s = session(plain, kv_k="c2", kv_v="q2", sink=sink, recent=recent, recent_ratio=ratio)
+    window: dict[str, Any] = {"sink": sink, "recent": recent, "recent_ratio": ratio, "fixed_window": True}
+    s = session(plain, kv_k="c2", kv_v="q2", **window)
     for length, token in enumerate(tokens(plain, 400), start=1):
         s.decode([token], output="none")
         held = used(s)
         assert sum(held.values()) == length
         behind = length - held.get("sink", 0)
-        window = max(recent, int(np.ceil(max(0.0, ratio) * behind - 1e-3)))
-        assert min(window, behind) <= held["recent"] < window + BLOCK
+        n = max(recent, int(np.ceil(max(0.0, ratio) * behind - 1e-3)))
+        assert min(n, behind) <= held["recent"] < n + BLOCK
         assert held["middle"] % BLOCK == 0
     assert ratio == 1.0 or held["middle"] > 0
 
@@ -315,7 +316,7 @@ def test_a_wide_channel_of_k_is_why(plain: Any) -> None:
     exact = session(plain, kv="f32").decode(ids, output="all")
     error = {
         k: distance(
-            one_by_one(session(plain, kv_k=k, kv_v="f16", sink=4, recent=32, kv_rotate=False), ids), exact
+            one_by_one(session(plain, kv_k=k, kv_v="f16", sink=4, recent=32, kv_rotate=False, fixed_window=True), ids), exact
         )
         for k in ("q2", "c2")
     }

@@ -31,7 +31,7 @@ def used(s: Any) -> dict[str, int]:
 def test_every_token_is_in_one_region_and_the_window_grows(
     m: Any, sink: int, recent: int, ratio: float
 ) -> None:
-    s = session(m, kv="q4", sink=sink, recent=recent, recent_ratio=ratio)
+    s = session(m, kv="q4", sink=sink, recent=recent, recent_ratio=ratio, fixed_window=True)
     for length, token in enumerate(tokens(m, 400), start=1):
         s.decode([token], output="none")
         held = used(s)

@@ -16,8 +16,8 @@ BATCH = 32  # tokens leave the recent window in batches
 # The file's windows, none, smaller and larger ones.
 WINDOWS: dict[str, dict[str, Any]] = {
     "none": {"sink": 0, "recent": 0},
-    "small": {"sink": 2, "recent": 16},
-    "wide": {"sink": 4, "recent": 128},
+    "small": {"sink": 2, "recent": 16, "fixed_window": True},
+    "wide": {"sink": 4, "recent": 128, "fixed_window": True},
 }
 
 
@@ -60,7 +60,7 @@ FORMATS: list[dict[str, Any]] = [
     {"kv": "q4"},
     {"kv_k": "q3", "kv_v": "q6"},
     {"kv": "n4"},
-    {"kv_k": "c4", "kv_v": "q4", "sink": 4, "recent": 32},
+    {"kv_k": "c4", "kv_v": "q4", "sink": 4, "recent": 32, "fixed_window": True},
 ]
 
 
@@ -69,7 +69,7 @@ def test_exact_full_rows_become_those_that_the_session_would_have_written(
     plain: Any, options: dict[str, Any]
 ) -> None:
     """Down, from f32 rows to any format: rotated ones too."""
-    windows = {name: options[name] for name in ("sink", "recent") if name in options}
+    windows = {name: options[name] for name in ("sink", "recent", "fixed_window") if name in options}
     state = lazy(plain, **F32, **windows).state_bytes()
     restored, lost = into(state, plain, **options)
     own = lazy(plain, **options)
@@ -83,7 +83,7 @@ def test_exact_full_rows_become_those_that_the_session_would_have_written(
 @pytest.mark.parametrize("options", FORMATS, ids=str)
 def test_up_nothing_is_lost_again(plain: Any, options: dict[str, Any]) -> None:
     """What comes next is in f32 in both sessions; the rows before are the same numbers in other formats."""
-    windows = {"sink": 4, "recent": 32, "kv_sink": "f32", "kv_recent": "f32"}
+    windows: dict[str, Any] = {"sink": 4, "recent": 32, "kv_sink": "f32", "kv_recent": "f32", "fixed_window": True}
     source = lazy(plain, **(options | windows))
     state, want = source.state_bytes(), next_logits(source)
     restored, lost = into(state, plain, kv="f32", **windows)
@@ -145,7 +145,8 @@ def budget(m: Any, share: str) -> dict[str, Any]:
 
 def test_budgets_of_a_master_file(latent: Any) -> None:
     """A smaller one drops channels; in a larger one they read as zeros."""
-    small, large = budget(latent, "20%"), budget(latent, "60%")
+    fixed = {"fixed_window": True}
+    small, large = budget(latent, "20%") | fixed, budget(latent, "60%") | fixed
     states = {name: lazy(latent, **of).state_bytes() for name, of in (("small", small), ("large", large))}
     down, lost = into(states["large"], latent, **small)
     assert lost.startswith("rows of ")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from runtime import WATERFILL, session
 
+FIXED: dict[str, Any] = {"fixed_window": True}
 CPU, GPU = 0, 99
 
 
@@ -33,12 +34,15 @@ def opened(path: Path, layers: int = CPU) -> Any:
         ("plain", GPU, {"n_batch": 1000}, 1000),  # between both lengths
         ("plain", GPU, {"n_batch": 100, "n_ubatch": 300}, 100),
         ("plain", GPU, {"n_batch": 5000, "n_ubatch": 300}, 300),
-        ("plain", CPU, {"recent": 64}, 128),  # tokens enter an exact window whole
+        ("plain", CPU, FIXED | {"recent": 64}, 128),  # tokens enter an exact window whole
+        ("plain", CPU, {"recent": 64}, 512),  # which grows
         ("plain", CPU, {"recent": 64, "n_ubatch": 50}, 50),
-        ("plain", GPU, {"recent": 64}, 512),  # where they cannot see each other's rows
-        ("latents", CPU, {}, 128),
+        ("plain", GPU, FIXED | {"recent": 64}, 512),  # where they cannot see each other's rows
+        ("plain", GPU, {"recent": 64}, 2048),
+        ("latents", CPU, FIXED, 128),
+        ("latents", CPU, {}, 512),
         ("latents", GPU, {}, 2048),
-        ("latents", GPU, {"recent": 513}, 512),
+        ("latents", GPU, FIXED | {"recent": 513}, 512),
         ("latents", GPU, {"recent_ratio": 0.1}, 512),
         ("plain", GPU, {"evict": "h2o", "keep_tokens": "1000"}, 250),  # a quarter of what is kept
         ("plain", CPU, {"evict": "h2o", "keep_tokens": "1000", "recent": 200}, 128),

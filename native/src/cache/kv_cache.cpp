@@ -73,16 +73,20 @@ Placement KvCache::make_placement(const HParams& hparams) {
     std::vector<int> windows(static_cast<size_t>(hparams.n_layer), 0);
     const auto& layers = hparams.block.layers;
     for (size_t il = 0; il < layers.size(); il++) windows[il] = layers[il].window;
-    const CacheSlots slots = count_slots(options_, windows, blocks && !options_.k_format);
+    CacheSlots slots = count_slots(options_, windows, blocks && !options_.k_format);
     rows_.set_ring(slots.in_ring);
+    const bool shares = why_fixed(options_, rows_.spec(), hparams) == nullptr;
+    if (shares) slots.recent = std::max(slots.recent, slots.least_exact);
     if (slots.sink > 0) rows_.add_exact("sink", slots.sink, options_.sink_format);
     if (slots.recent > 0) rows_.add_exact("recent", slots.recent, options_.recent_format);
     const int64_t kept = whole_tiles(int64_t{options_.evict_budget()} * options_.n_seq_max);
     const int middle = evicts ? static_cast<int>(std::min<int64_t>(slots.middle, kept)) : slots.middle;
     rows_.add_middle(middle, evicts, slots.ring);
 
-    Placement placement(options_, {slots.sink, slots.recent, slots.middle, blocks ? token_block_slots : 1},
-                        hparams.n_layer);
+    const Arena arena = shares ? rows_.share_memory(slots.least_exact) : Arena{};
+    const int exact = shares ? std::min(arena.exact_beside(0), whole_pages(options_.n_ctx)) : slots.recent;
+    Placement placement(options_, {slots.sink, exact, slots.middle, blocks ? token_block_slots : 1}, hparams.n_layer);
+    if (shares) placement.share(arena);
     if (slots.ring > 0) placement.select(std::make_unique<Ring>(slots.ring, slots.window), slots.in_ring);
     if (evicts) add_eviction(placement, slots.in_ring);
     return placement;
@@ -111,8 +115,12 @@ KvBytes KvCache::bytes() const {
     for (size_t r = 0; r < rows_.regions().size(); r++) {
         const RegionRows& region = rows_.regions()[r];
         const Cells& held = placement_.cells_of_rows(static_cast<int>(r));
-        const size_t cells = Cells::bytes_per_slot() * static_cast<size_t>(held.capacity()) +
-                             (region.is_selected ? eviction->bytes() : 0);
+        size_t cells = Cells::bytes_per_slot() * static_cast<size_t>(held.capacity()) +
+                       (region.is_selected ? eviction->bytes() : 0);
+        if (placement_.has_tiers() && static_cast<int>(r) == placement_.recent()) {
+            const size_t own = Cells::bytes_per_slot() * static_cast<size_t>(region.n_slots);
+            cells = std::max(own, cells - rows_.bytes_for_cells());
+        }
         total.regions.push_back({region.name, region.n_slots,
                                  region.is_selected ? eviction->most_used() : held.n_used(), region.bytes[0],
                                  region.bytes[1]});
@@ -152,12 +160,16 @@ KvBytes KvCache::bytes() const {
 }
 
 std::vector<SlotRef> KvCache::claim(const NewTokens& tokens) {
-    if (placement_.takes_blocks()) {
+    const auto n = static_cast<int>(tokens.size());
+    if (placement_.has_tiers()) {
+        placement_.check_room(tokens.size());
+        const int n_exact = std::min(n, placement_.most_exact());
+        make_exact_room(n_exact == n ? n : placement_.most_exact(n), n - n_exact);
+    } else if (placement_.takes_blocks()) {
         // guesses that were taken push tokens out late
-        const Cells& recent = placement_.cells(placement_.recent());
-        if (static_cast<size_t>(recent.n_free()) < tokens.size()) demote_recent({});
-        free_blocks(placement_.n_blocks(tokens));
+        if (placement_.cells(placement_.recent()).n_free() < n) demote(placement_.due({}));
     }
+    if (placement_.takes_blocks()) free_blocks(placement_.n_blocks(tokens));
     return placement_.claim(tokens);
 }
 
@@ -168,12 +180,11 @@ void KvCache::free_blocks(int n) {
     placement_.merge(moves);
 }
 
-void KvCache::demote_recent(const Guesses& guesses) {
-    const Placement::Leaving due = placement_.due(guesses);
-    if (due.empty()) return;
-    if (placement_.takes_blocks()) free_blocks(placement_.n_blocks(due));
-    const std::vector<RowMove> moves = placement_.demote(due);
-    if (moves.empty()) return;
+bool KvCache::demote(const Placement::Leaving& leaving) {
+    if (leaving.empty()) return false;
+    if (placement_.takes_blocks()) free_blocks(placement_.n_blocks(leaving));
+    const std::vector<RowMove> moves = placement_.demote(leaving);
+    if (moves.empty()) return false;
     for (CacheDevice* device : rows_.devices()) {
         if (device != nullptr) device->move_rows(*this, placement_.recent(), placement_.middle(), moves);
     }
@@ -181,6 +192,28 @@ void KvCache::demote_recent(const Guesses& guesses) {
         rows_.demote(il, placement_.moves_of(il, moves));
     }
     placement_.leave_recent(moves);
+    return true;
+}
+
+void KvCache::make_exact_room(int n_exact, int n_settling, const Guesses& guesses) {
+    for (int excess; (excess = placement_.excess(n_exact, n_settling, guesses)) > 0;) {
+        if (!demote(placement_.oldest(placement_.n_leaving(excess), guesses))) break;
+        gather_exact(0);
+    }
+    gather_exact(n_settling);
+    placement_.limit_cells();
+}
+
+void KvCache::gather_exact(int n_settling) {
+    const std::vector<SlotMove> moves = placement_.gather(n_settling);
+    if (moves.empty()) return;
+    std::vector<RowMove> rows;
+    for (const SlotMove& move : moves) rows.push_back({move.from, move.to, -1});
+    for (CacheDevice* device : rows_.devices()) {
+        if (device != nullptr) device->move_rows(*this, placement_.recent(), placement_.recent(), rows);
+    }
+    for (int il = 0; il < placement_.n_layers() && rows_.on_host(il); il++) rows_.move_recent(il, moves);
+    placement_.gather(moves);
 }
 
 }  // namespace lkv

@@ -75,6 +75,8 @@ public:
         const bool of_value = rows_.key_of_value(layer);
         return {rows_.row(region, layer, of_value, 0),
                 rows_.v_row(region, layer, 0),
+                rows_.page(region, layer, of_value),
+                rows_.page(region, layer, true),
                 held.pos_data(),
                 held.seq_data(),
                 has_rows ? held.end() : 0,
@@ -97,11 +99,19 @@ public:
     void free_blocks(int n);
     // After a ubatch: moves what is no longer recent to middle, in every layer (Placement::demote).
     void demote(const Guesses& guesses = {}) {
-        if (placement_.recent() >= 0) demote_recent(guesses);
+        if (placement_.has_tiers()) {
+            make_exact_room(placement_.spare(), 0, guesses);
+        } else if (placement_.recent() >= 0) {
+            demote(placement_.due(guesses));
+        }
     }
+    // Where exact and compressed rows share memory: demotes until n_exact new tokens are exact and n_settling find room in the middle, as far
+    // as windows allow that.
+    void make_exact_room(int n_exact, int n_settling, const Guesses& guesses = {});
 
 private:
-    void demote_recent(const Guesses& guesses);
+    bool demote(const Placement::Leaving& leaving);  // false: nothing has left
+    void gather_exact(int n_settling);
     Placement make_placement(const HParams& hparams);
     bool can_end_at(int seq, const Positions& removed, int32_t& end) const;
     void add_eviction(Placement& placement, const std::vector<bool>& in_ring) const;

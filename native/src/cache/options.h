@@ -19,8 +19,6 @@ struct RegionFormat {
     bool asked_for = false;
 };
 
-constexpr int most_guesses = 16;
-
 struct KvCacheOptions : PlacementOptions {
     int n_guesses =
         0;  // the last tokens of a ubatch that recurrent layers can take back one by one, at most most_guesses
@@ -32,6 +30,7 @@ struct KvCacheOptions : PlacementOptions {
     std::vector<Format> v_plan;
     std::vector<LayerRun> runs;  // where layers have their rows; none given: on the host
     EvictOptions evict;
+    bool fixed_window = false;  // recent tokens are as few as the window asks, whatever room there is
 
     // Under eviction: tokens of the middle that a layer keeps of a sequence.
     int evict_budget() const { return evict.keep - sink - recent; }

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "cache/pages.h"
+
 namespace lkv {
 
 enum class Format : int32_t;
@@ -102,9 +104,10 @@ void move_rows(const RowLayout& from, const uint8_t* src, const RowLayout& to, u
 // The same for 32 rows wherever they lie, into a block. src: [32] rows, dst: [32, to.row_bytes].
 void move_token_block(const RowLayout& from, const uint8_t* const* src, const RowLayout& to, uint8_t* dst);
 
-// Rows of slots `from` go to slots `to` of the same region, all at once. rows: [n_slots, layout.row_bytes]. In token blocks `to` are whole
+// Rows of slots `from` go to slots `to` of the same region, all at once. rows: of slot 0, in pages. In token blocks `to` are whole
 // blocks in their order, of which the last may have fewer: those that it lacks are free. Scales are chosen anew there, other segments keep
 // their bytes.
-void regroup_rows(const RowLayout& layout, uint8_t* rows, std::span<const int> from, std::span<const int> to);
+void regroup_rows(const RowLayout& layout, uint8_t* rows, int64_t page_bytes, std::span<const int> from,
+                  std::span<const int> to);
 
 }  // namespace lkv

@@ -115,9 +115,10 @@ void move_token_block(const RowLayout& from, const uint8_t* const* src, const Ro
     }
 }
 
-void regroup_rows(const RowLayout& layout, uint8_t* rows, std::span<const int> from, std::span<const int> to) {
+void regroup_rows(const RowLayout& layout, uint8_t* rows, int64_t page_bytes, std::span<const int> from,
+                  std::span<const int> to) {
     const auto row_bytes = static_cast<size_t>(layout.row_bytes);
-    const auto at = [&](int slot) { return rows + static_cast<size_t>(slot) * row_bytes; };
+    const auto at = [&](int slot) { return rows + row_offset(slot, page_bytes, layout.row_bytes); };
     std::vector<uint8_t> before(from.size() * row_bytes);
     for (size_t i = 0; i < from.size(); i++) std::copy_n(at(from[i]), row_bytes, &before[i * row_bytes]);
     if (!in_token_blocks(layout)) {
@@ -127,7 +128,10 @@ void regroup_rows(const RowLayout& layout, uint8_t* rows, std::span<const int> f
     constexpr auto block = static_cast<size_t>(token_block_slots);
     const auto width = static_cast<size_t>(layout.width);
     std::vector<float> values((from.size() + block - 1) / block * block * width);
-    for (size_t i = 0; i < from.size(); i++) read_slot(layout, rows, from[i], &values[i * width]);
+    for (size_t i = 0; i < from.size(); i++) {
+        const int in_block = from[i] % token_block_slots;
+        read_slot(layout, at(from[i] - in_block), in_block, &values[i * width]);
+    }
     for (size_t i = from.size(); i < values.size() / width; i++) {  // widens no channel's range
         std::copy_n(&values[(from.size() - 1) * width], width, &values[i * width]);
     }

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cache/spec/cache_spec.h"
+#include "decoder/hparams.h"
+
 namespace lkv {
 namespace {
 
@@ -26,6 +29,22 @@ int64_t ring_slots(const PlacementOptions& options, int window) {
 
 }  // namespace
 
+const char* why_fixed(const KvCacheOptions& options, const CacheSpec& spec, const HParams& hparams) {
+    const auto any = [](const auto& all, auto&& has) { return std::any_of(all.begin(), all.end(), has); };
+    if (!options.keeps_recent()) return "there is no window";
+    if (options.fixed_window) return "as was asked";
+    if (options.recent_ratio > 0) return "the window is a share of the sequence";
+    if (options.evict.policy != nullptr) return "tokens are evicted";
+    if (any(hparams.block.layers, [](const auto& layer) { return layer.window > 0; })) {
+        return "layers have sliding windows";
+    }
+    if (any(spec.layers, [](const LayerCacheSpec& layer) { return layer.exact_keys_are_raw(); })) {
+        return "exact keys are turned anew in every step";
+    }
+    if (recent_slots(options) >= options.n_ctx) return "the whole context is exact";
+    return nullptr;
+}
+
 CacheSlots count_slots(const KvCacheOptions& options, std::span<const int> windows, bool blocks) {
     CacheSlots slots;
     slots.sink = whole_steps(int64_t{options.sink} * options.n_seq_max);
@@ -36,6 +55,10 @@ CacheSlots count_slots(const KvCacheOptions& options, std::span<const int> windo
         if (slots.in_ring.back()) slots.window = std::max(slots.window, window);
     }
     if (slots.window > 0) slots.ring = static_cast<int>(ring_slots(options, slots.window));
+    // windows, a batch that leaves them and a few new tokens
+    const int64_t least = int64_t{options.recent + demotion_batch} * options.n_seq_max + exact_step;
+    slots.least_exact = slots.recent / page_slots * page_slots;
+    if (slots.least_exact < least) slots.least_exact = whole_pages(static_cast<int>(least));
     return slots;
 }
 

@@ -16,7 +16,8 @@ struct Ubatches {
     static constexpr int usual = 512;
 
     int longest = usual;
-    int exact = usual;  // the most tokens that enter the recent region whole; longer ubatches come settled
+    int exact = usual;  // the most tokens that enter a recent region of fixed size whole
+    bool sees_own_rows = false;  // whether longer ubatches come settled: their tokens attend to each other's rows before these are stored
 
     // 0 leaves the choice.
     struct Asked {
@@ -30,10 +31,9 @@ struct Ubatches {
     static Ubatches of(const Asked& asked, const HParams& hparams, const CacheSpec& spec, const KvCacheOptions& cache,
                        const HasRoom& has_room = {});
 
-    bool comes_settled(size_t n_tokens) const { return n_tokens > static_cast<size_t>(exact); }
-    // How many of a batch's tokens come first. output: which results are wanted. settles: whether tokens may come settled; those are of one
-    // sequence, whose latest ones the recent region has room for.
-    size_t next(std::span<const int32_t> seq, std::span<const uint8_t> output, bool settles) const;
+    // How many of a batch's tokens come first. output: which results are wanted. most_exact: tokens that can enter the recent region whole
+    // now. settles: whether tokens may come settled; those are of one sequence, whose latest ones the recent region has room for.
+    size_t next(std::span<const int32_t> seq, std::span<const uint8_t> output, int most_exact, bool settles) const;
 };
 
 }  // namespace lkv

@@ -121,7 +121,7 @@ void BatchRunner::prepare(PipelineStage& stage, GraphShape shape, const ExactRow
 void BatchRunner::run(const Ubatch& ubatch, const EqualRuns& runs, int n_guesses, float* rows) {
     batch_.pos.assign(ubatch.pos.begin(), ubatch.pos.end());
     batch_.seq.assign(ubatch.seq.begin(), ubatch.seq.end());
-    batch_.own_rows = cache_->options().ubatches.comes_settled(ubatch.tokens.size());
+    batch_.own_rows = ubatch.tokens.size() > static_cast<size_t>(cache_->placement().most_exact());
     batch_.slots = cache_->claim({ubatch.pos, ubatch.seq, batch_.own_rows});
     batch_.count(cache_->placement());
     step_ = {};

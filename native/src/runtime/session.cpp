@@ -140,7 +140,7 @@ void Session::check_guesses(std::span<const int32_t> seq, std::span<const uint8_
 
 EqualRuns Session::next_ubatch(std::span<const int32_t> seq, std::span<const uint8_t> output) const {
     const bool settles = runner_.fused() && cache_.placement().cells(cache_.placement().middle()).block() == 1;
-    const size_t limit = cache_.options().ubatches.next(seq, output, settles);
+    const size_t limit = cache_.options().ubatches.next(seq, output, cache_.placement().most_exact(), settles);
     return cache_.states().is_used() ? first_equal_runs(seq, output, limit) : EqualRuns{limit, 1, false};
 }
 

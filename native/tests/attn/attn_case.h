@@ -145,8 +145,12 @@ private:
     struct Region {
         RowPlan k_plan;
         RowPlan v_plan;
-        std::vector<uint8_t> k_rows;
+        std::vector<uint8_t> k_rows;  // whole pages
         std::vector<uint8_t> v_rows;
+        uint8_t* k_first = nullptr;  // slot 0
+        uint8_t* v_first = nullptr;
+        int64_t k_page = 0;
+        int64_t v_page = 0;
         std::vector<int32_t> pos;
         std::vector<uint64_t> seq;
         GroupLayout values{};  // of a row that is K and V
@@ -307,8 +311,10 @@ private:
         }
         for (int r = 0; r < n_regions; r++) {
             const Region& region = *regions_[static_cast<size_t>(r)];
-            p.regions[r] = {region.k_rows.data(),
-                            region.v_rows.data(),
+            p.regions[r] = {region.k_first,
+                            region.v_first,
+                            region.k_page,
+                            region.v_page,
                             region.pos.data(),
                             region.seq.data(),
                             static_cast<int32_t>(region.pos.size()),
@@ -316,6 +322,7 @@ private:
                             region.v_plan.view()};
             if (shape_.key_only == 0) continue;
             p.regions[r].v_rows = p.regions[r].k_rows;
+            p.regions[r].v_page = p.regions[r].k_page;
             p.regions[r].v = p.regions[r].k;
             p.regions[r].v.groups = &region.values;
         }
@@ -340,20 +347,25 @@ private:
         planned(shape_.v_segments, shape_.v_group, region->v_plan);
         const RowLayout k = region->k_plan.view();
         const RowLayout v = region->v_plan.view();
-        region->k_rows.assign(slots.size() * static_cast<size_t>(k.row_bytes), 0xff);  // 0xffff is a NaN in f16
-        region->v_rows.assign(slots.size() * static_cast<size_t>(v.row_bytes), 0xff);
+        place_pages(r, slots.size(), k, region->k_rows, region->k_first, region->k_page);
+        place_pages(r, slots.size(), v, region->v_rows, region->v_first, region->v_page);
+        const auto k_at = [&](size_t i) {
+            return region->k_first + row_offset(static_cast<int64_t>(i), region->k_page, k.row_bytes);
+        };
+        const auto v_at = [&](size_t i) {
+            return region->v_first + row_offset(static_cast<int64_t>(i), region->v_page, v.row_bytes);
+        };
         for (size_t i = 0; i < slots.size(); i++) {
             const bool used = slots[i] >= 0;
             region->pos.push_back(used ? token_pos_[static_cast<size_t>(slots[i])] : (i % 2 ? -1 : 3));
             region->seq.push_back(used ? uint64_t{1} << token_seq_[static_cast<size_t>(slots[i])] : 0);
             if (!used) continue;
             if (!in_token_blocks(k)) {
-                write_row(k, normals(k.width, 1.0).data(),
-                          region->k_rows.data() + i * static_cast<size_t>(k.row_bytes));
+                write_row(k, normals(k.width, 1.0).data(), k_at(i));
             }
-            write_row(v, normals(v.width, 1.0).data(), region->v_rows.data() + i * static_cast<size_t>(v.row_bytes));
+            write_row(v, normals(v.width, 1.0).data(), v_at(i));
         }
-        if (in_token_blocks(k)) write_token_blocks(k, slots.size(), region->k_rows);
+        if (in_token_blocks(k)) write_token_blocks(k, slots.size(), k_at);
         GroupLayout& values = region->values;
         values = k.groups[0];
         values.column += shape_.key_only;
@@ -366,17 +378,28 @@ private:
         return region;
     }
 
+    // Something lies between a region's pages, and those of the region before the last come from the end of its memory back.
+    void place_pages(int r, size_t n_slots, const RowLayout& row, std::vector<uint8_t>& rows, uint8_t*& first,
+                     int64_t& page) const {
+        const auto n_pages = static_cast<int64_t>((n_slots + page_slots - 1) / page_slots);
+        page = int64_t{page_slots} * row.row_bytes + 256 * (r + 1);
+        rows.assign(static_cast<size_t>(n_pages * page), 0xff);  // 0xffff is a NaN in f16
+        const bool back = r + 2 == static_cast<int>(shape_.k_formats.size()) && n_pages > 0;
+        first = rows.data() + (back ? (n_pages - 1) * page : 0);
+        page = back ? -page : page;
+    }
+
     // Whole blocks, as the cache writes them; slots that hold no token once did. Channels differ in spread and mean.
-    void write_token_blocks(const RowLayout& k, size_t n_slots, std::vector<uint8_t>& rows) {
+    template <typename At>
+    void write_token_blocks(const RowLayout& k, size_t n_slots, At&& at) {
         const size_t n_blocks = (n_slots + token_block_slots - 1) / token_block_slots;
-        rows.assign(n_blocks * token_block_slots * static_cast<size_t>(k.row_bytes), 0xff);
         for (size_t b = 0; b < n_blocks; b++) {
             std::vector<float> x = normals(int64_t{token_block_slots} * k.width, 1.0);
             for (size_t i = 0; i < x.size(); i++) {
                 const auto c = static_cast<float>(i % static_cast<size_t>(k.width) % 7);
                 x[i] = 0.2f * (c + 1.0f) * x[i] + 0.3f * (c - 3.0f);
             }
-            write_token_block(k, x.data(), rows.data() + b * token_block_slots * static_cast<size_t>(k.row_bytes));
+            write_token_block(k, x.data(), at(b * token_block_slots));
         }
     }
 
@@ -464,8 +487,9 @@ private:
             std::vector<float> v(static_cast<size_t>(region.v.width));
             for (int s = 0; s < region.n_slots; s++) {
                 if (region.pos[s] < 0 || region.seq[s] == 0) continue;
-                read_slot(region.k, region.k_rows, s, k.data());
-                read_slot(region.v, region.v_rows, s, v.data());
+                const int in_block = s % token_block_slots;
+                read_slot(region.k, region.k_row(s - in_block), in_block, k.data());
+                read_slot(region.v, region.v_row(s - in_block), in_block, v.data());
                 slots.push_back({region.pos[s], region.seq[s], head_k(j, region.pos[s], k.data() + kg.column, kg.kept),
                                  head_v(j, v.data() + vg.column, vg.kept), first + s});
             }

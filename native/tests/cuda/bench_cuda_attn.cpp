@@ -286,6 +286,8 @@ public:
                                k_groups,
                                v_groups,
                                chunks,
+                               int64_t{page_slots} * k.row_bytes,
+                               int64_t{page_slots} * v.row_bytes,
                                static_cast<uint32_t>(k.row_bytes),
                                static_cast<uint32_t>(v.row_bytes),
                                1};
@@ -298,6 +300,8 @@ public:
                                 const_cast<uint8_t*>(args.regions[0].v_rows),
                                 k_segments_,
                                 v_segments_,
+                                args.regions[0].k_page,
+                                args.regions[0].v_page,
                                 k.row_bytes,
                                 v.row_bytes,
                                 n_segments(k),

@@ -117,10 +117,10 @@ public:
             const auto n = static_cast<size_t>(from.n_slots);
             cuda::RegionArgs& to = args.regions[r];
             to.k_block = in_token_blocks(from.k) ? token_block_slots : 1;
-            const size_t n_k = (n + static_cast<size_t>(to.k_block) - 1) / static_cast<size_t>(to.k_block) *
-                               static_cast<size_t>(to.k_block);
-            to.k_rows = keep_rows(from.k_rows, n_k * static_cast<size_t>(from.k.row_bytes));
-            to.v_rows = keep_rows(from.v_rows, n * static_cast<size_t>(from.v.row_bytes));
+            to.k_rows = keep_rows(from.k_rows, n, from.k_page);
+            to.v_rows = keep_rows(from.v_rows, n, from.v_page);
+            to.k_page = from.k_page;
+            to.v_page = from.v_page;
             to.pos = keep(from.pos, n);
             to.seq = keep(from.seq, n);
             to.k_row_bytes = static_cast<uint32_t>(from.k.row_bytes);
@@ -193,10 +193,12 @@ public:
 
 private:
     // storage is a multiple of 16 bytes
-    const uint8_t* keep_rows(const uint8_t* host, size_t n) {
-        std::vector<uint8_t> rows(host, host + n);
-        rows.resize((n + 15) / 16 * 16, 0xff);
-        return keep(rows);
+    // Whole pages. host: slot 0
+    const uint8_t* keep_rows(const uint8_t* host, size_t n_slots, int64_t page) {
+        const auto n_pages = static_cast<int64_t>((n_slots + page_slots - 1) / page_slots);
+        const int64_t before = page < 0 && n_pages > 0 ? (n_pages - 1) * -page : 0;
+        const std::vector<uint8_t> rows(host - before, host - before + n_pages * std::abs(page));
+        return keep(rows) + before;
     }
 
     std::vector<DeviceBuffer> kept_;

@@ -137,6 +137,11 @@ def add_cache(parser: argparse.ArgumentParser, several: bool = False, rotate: bo
         metavar="P",
         help="latest tokens kept exact, as a share of the sequence after its sinks",
     )
+    group.add_argument(
+        "--fixed-window",
+        action="store_true",
+        help="keep no other tokens exact, though the cache has room for more",
+    )
     for region in ("sink", "recent"):
         group.add_argument(
             f"--kv-{region}",

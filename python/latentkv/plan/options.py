@@ -36,6 +36,7 @@ class CachePolicy:
 
     sink, recent: first and latest tokens that are kept exact; recent_ratio: the latest as a share of the
     sequence after its sinks, which grows with it. recent or recent_ratio replaces the file's window.
+    fixed_window: the window is that; else older tokens stay exact too while the cache has room for that.
     evict: a policy ("h2o", "keyformer", "snapkv") by which each layer keeps `keep_tokens` of a sequence, a
     number or a share of its context ("50%"), sinks and recent tokens among them. Sequences then go as a whole
     only, and neither share tokens nor move.
@@ -48,6 +49,7 @@ class CachePolicy:
     sink: int = -1
     recent: int = -1
     recent_ratio: float = -1.0
+    fixed_window: bool = False
     evict: str = ""
     keep_tokens: str = ""
     prefill: str = ""

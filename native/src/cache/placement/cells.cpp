@@ -143,9 +143,9 @@ int Cells::find_in_run(int seq) {
         const int run = held.newest / run_slots;
         const int slot = run * run_slots + std::countr_one(half_of(occupied_, static_cast<size_t>(run)));
         const bool goes_on = slot > run * run_slots && (this->seq(slot - 1) & bit(seq)) != 0;
-        if (goes_on && slot < (run + 1) * run_slots && slot < capacity_) return slot;
+        if (goes_on && slot < (run + 1) * run_slots && slot < limit_) return slot;
     }
-    const auto n_runs = static_cast<size_t>((capacity_ + run_slots - 1) / run_slots);
+    const auto n_runs = static_cast<size_t>((limit_ + run_slots - 1) / run_slots);
     while (first_empty_ < n_runs && half_of(occupied_, first_empty_) != 0) {
         first_empty_++;
         n_visited_++;
@@ -277,6 +277,22 @@ void Cells::merge(std::span<const SlotMove> moves) {
     for (const SlotMove& move : moves) tokens.push_back({pos(move.from), seq(move.from)});
     for (const SlotMove& move : moves) release(move.from);
     for (size_t i = 0; i < moves.size(); i++) put(moves[i].to, tokens[i]);
+}
+
+void Cells::move(const SlotMove& move) {
+    const auto from = static_cast<size_t>(move.from);
+    const auto to = static_cast<size_t>(move.to);
+    pos_[to] = std::exchange(pos_[from], -1);
+    seq_[to] = std::exchange(seq_[from], 0);
+    each_sequence(seq_[to], [&](int s) {
+        remembered(s, pos_[to]) = move.to;
+        Holding& held = holdings_[static_cast<size_t>(s)];
+        if (held.newest == move.from) held.newest = move.to;
+    });
+    occupy(move.from);
+    occupy(move.to);
+    end_ = std::max(end_, move.to + 1);
+    for (; end_ > 0 && !used(end_ - 1); end_--) n_visited_++;
 }
 
 void Cells::clear() {

@@ -34,14 +34,16 @@ class Cells {
 public:
     // block: slots that are claimed together, 1 = each alone; divides n_slots. n_remembered: of so many positions the slot is remembered.
     explicit Cells(int n_slots, int block = 1, int n_remembered = 256)
-        : capacity_(n_slots), block_(block), n_remembered_(n_remembered) {}
+        : capacity_(n_slots), limit_(n_slots), block_(block), n_remembered_(n_remembered) {}
     void allocate();  // before the first claim; until then every slot is free, and none costs memory
 
     int block() const { return block_; }
     int capacity() const { return capacity_; }
     int n_used() const { return n_used_; }
     int n_occupied() const { return n_blocks_ * block_; }
-    int n_free() const { return capacity() - n_occupied(); }
+    // Slots from n on are not given out for now, as others need their memory. Those in use stay.
+    void limit(int n) { limit_ = std::min(n, capacity_); }
+    int n_free() const { return std::max(0, limit_ - n_occupied()); }
     int end() const { return end_; }  // one past the highest used slot
     bool used(int slot) const { return seq_[static_cast<size_t>(slot)] != 0; }
 
@@ -79,6 +81,8 @@ public:
     // into as few of these. By first sequence and position; targets in whole blocks, the last perhaps with fewer.
     std::vector<SlotMove> merges(int n) const;
     void merge(std::span<const SlotMove> moves);
+    // A token goes to a free slot, of those that come alone.
+    void move(const SlotMove& move);
 
     static size_t bytes_per_slot() { return sizeof(int32_t) + sizeof(uint64_t); }
 
@@ -118,6 +122,7 @@ private:
     uint64_t sequences_ = 0;
     mutable std::vector<int> remembered_;  // by sequence and position: where it may be
     int capacity_;
+    int limit_;
     int block_;
     int n_remembered_;
     std::vector<uint64_t> occupied_;  // a bit for every block with a used slot

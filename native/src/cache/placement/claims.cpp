@@ -20,6 +20,9 @@ void Placement::refuse_recent(size_t n_wanted) const {
 
 std::vector<SlotRef> Placement::claim(const NewTokens& tokens) {
     check_room(tokens.size());
+    limit_cells();
+    n_claimed_ += tokens.size();
+    for (const int32_t s : tokens.seq) claimed_at_[static_cast<size_t>(s)] = n_claimed_;
     for (Selection* selection : selections_) {
         if (selection->prepare(*this, tokens)) version_++;
     }
@@ -46,8 +49,15 @@ void Placement::take_back(std::span<const SlotRef> slots) {
 // By sequence: from where on new tokens stay recent.
 std::vector<int32_t> Placement::first_recent(const NewTokens& tokens) const {
     std::vector<int32_t> first(max_sequences, 0);
+    int n_exact = 0;  // of each sequence, where there is more room than its window; some wait for a block
+    if (has_tiers() && tokens.settles) {
+        uint64_t sequences = 0;
+        for (const int32_t s : tokens.seq) sequences |= bit(s);
+        n_exact = cells(recent_).n_free() / std::max(1, std::popcount(sequences)) - cells(middle()).block() + 1;
+    }
     for (size_t i = 0; tokens.settles && i < tokens.size(); i++) {
-        first[static_cast<size_t>(tokens.seq[i])] = std::max(0, tokens.pos[i] + 1 - options_.window(tokens.pos[i] + 1));
+        const int window = std::max(options_.window(tokens.pos[i] + 1), n_exact);
+        first[static_cast<size_t>(tokens.seq[i])] = std::max(0, tokens.pos[i] + 1 - window);
     }
     return first;
 }
@@ -148,6 +158,7 @@ int Placement::n_blocks(const Leaving& due) const {
 
 std::vector<RowMove> Placement::demote(const Leaving& due) {
     const Cells& recent = cells(recent_);
+    limit_cells();
     std::vector<RowMove> moves;
     for (const std::vector<int>& slots : due) {
         std::vector<Token> tokens;
@@ -171,6 +182,7 @@ std::vector<RowMove> Placement::demote(const Leaving& due) {
 void Placement::leave_recent(std::span<const RowMove> moves) {
     for (const RowMove& move : moves) regions_[static_cast<size_t>(recent_)].release(move.from);
     if (!moves.empty()) version_++;
+    limit_cells();
 }
 
 }  // namespace lkv

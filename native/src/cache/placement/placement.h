@@ -15,8 +15,10 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "cache/placement/arena.h"
 #include "cache/placement/eviction.h"
 #include "cache/placement/options.h"
 #include "cache/placement/ring.h"
@@ -37,7 +39,8 @@ public:
     Placement(const PlacementOptions& options, const Sizes& sizes, int n_layers);
     void select(std::unique_ptr<Ring> ring, const std::vector<bool>& in_layer);
     void select(std::unique_ptr<Eviction> eviction, const std::vector<bool>& in_layer);
-    void allocate();  // before the first claim
+    void share(const Arena& arena);  // recent and middle lie in this memory
+    void allocate();                 // before the first claim
 
     const PlacementOptions& options() const { return options_; }
     int n_regions() const { return static_cast<int>(regions_.size()); }
@@ -92,6 +95,24 @@ public:
     std::vector<RowMove> demote(const Leaving& due);
     void leave_recent(std::span<const RowMove> moves);
 
+    // Where recent and middle share memory, tokens stay exact while there is room (tiers.cpp). What leaves depends on counts of tokens alone.
+    bool has_tiers() const { return arena_.is_shared(); }
+    bool fit(int exact_end, int middle_end) const { return exact_end <= arena_.exact_beside(middle_end + reserve_); }
+    const Arena& arena() const { return arena_; }
+    // The most new tokens that can enter recent at once, once what may leave has left, while so many others settle.
+    int most_exact(int n_settling = 0) const;
+    // By how many exact tokens there are too many for n_exact new ones and for n_settling in the middle; below 0: so many fit beside.
+    int excess(int n_exact, int n_settling, const Guesses& guesses) const;
+    int n_leaving(int excess) const;  // that leave at once for it
+    int spare() const { return spare_; }  // exact slots that are free after a step
+    // At least n of the oldest exact tokens outside of windows, as due(): those of idle sequences first, then of the longest ones.
+    Leaving oldest(int n, const Guesses& guesses) const;
+    // Moves out of the exact pages that the middle needs next, or for n_settling tokens; gather(moves) makes them.
+    std::vector<SlotMove> gather(int n_settling) const;
+    void gather(std::span<const SlotMove> moves);
+    // How far regions may grow now.
+    void limit_cells();
+
     // llama.cpp's sequence verbs. They are refused, and change nothing, where a sequence's next token would see tokens in its window whose
     // rows have left the ring; and under eviction where a part of a sequence would go, move or be lent, while what was evicted had been
     // chosen with all of it. remove() returns false then. Errors: Error for a sequence out of range; of copy() and shift() where they are
@@ -105,7 +126,8 @@ public:
     int32_t first(int seq) const;  // position, -1: it has no tokens
     int32_t last(int seq) const;
     int32_t last_before(int seq, int32_t end) const;  // the last position below `end`, -1: none
-    // The position before which tokens of the sequence stay where they are, whatever follows. Under eviction 0.
+    // The position before which tokens of the sequence stay where they are, whatever follows, or are exact without being in its window. Under
+    // eviction 0.
     int32_t settled(int seq) const;
 
     // Moves within the middle by which so many of its blocks are free, as far as that is possible; merge() makes them.
@@ -119,7 +141,10 @@ public:
     Ring* ring() { return ring_.get(); }
     void remove_whole(int seq);  // whatever it leaves of others
     bool is_complete(uint64_t sequences) const;
-    void changed() { version_++; }
+    void changed() {
+        version_++;
+        upcoming_.assign(max_sequences, {});
+    }
 
 private:
     void serve(Selection* selection, const std::vector<bool>& in_layer);  // these layers have its tokens
@@ -128,6 +153,9 @@ private:
     [[noreturn]] void refuse_recent(size_t n_wanted) const;
     std::vector<int> old_slots(const Guesses& guesses) const;
     std::vector<int32_t> first_recent(const NewTokens& tokens) const;
+    int32_t first_exact(int seq, int32_t n_guesses) const;  // of a sequence's window
+    void find_upcoming() const;
+    std::vector<int> exact_slots(int seq, const Positions& positions) const;
     bool takes_part(int seq, const Positions& positions) const;
     bool is_divisible() const;  // whether parts of sequences may go, move or be lent
     template <typename F>
@@ -145,6 +173,17 @@ private:
     std::vector<Selection*> selections_;
     std::vector<Selection*> of_layer_;  // null: the layer keeps every token
     uint64_t version_ = 0;
+    Arena arena_;
+    int spare_ = 0;
+    int reserve_ = page_slots;  // slots of the middle that are free for what leaves next
+    // Exact tokens of a sequence outside of its window, by position: those before `end` are all here, some of which may have left.
+    struct Upcoming {
+        std::vector<std::pair<int32_t, int>> tokens;  // position, slot
+        int32_t end = 0;
+    };
+    mutable std::vector<Upcoming> upcoming_ = std::vector<Upcoming>(max_sequences);
+    uint64_t n_claimed_ = 0;   // tokens so far
+    std::vector<uint64_t> claimed_at_ = std::vector<uint64_t>(max_sequences, 0);  // n_claimed_ at a sequence's last
 };
 
 }  // namespace lkv

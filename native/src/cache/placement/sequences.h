@@ -19,6 +19,8 @@ void each_sequence(uint64_t mask, F&& visit) {
     for (; mask != 0; mask &= mask - 1) visit(std::countr_zero(mask));
 }
 
+constexpr int most_guesses = 16;  // of a sequence at once
+
 // An entry is how many of a sequence's latest tokens are guesses, which may be taken back.
 using Guesses = std::array<int32_t, max_sequences>;
 

@@ -40,7 +40,7 @@ bool Placement::is_complete(uint64_t sequences) const {
 
 // Ends a verb: what it leaves is complete, or is taken back.
 bool Placement::keeps(Journal& journal) {
-    version_++;
+    changed();
     if (is_complete(journal.touched())) return true;
     journal.undo();
     return false;
@@ -108,7 +108,7 @@ void Placement::shift(int seq, const Positions& positions, int32_t delta) {
 }
 
 void Placement::remove_whole(int seq) {
-    version_++;
+    changed();
     Journal journal;
     take_out(seq, {}, journal);
     for (Selection* selection : selections_) selection->forget(seq);
@@ -120,7 +120,7 @@ void Placement::keep(int seq) {
 }
 
 void Placement::clear() {
-    version_++;
+    changed();
     for (Cells& cells : regions_) cells.clear();
     for (Selection* selection : selections_) selection->clear();
 }

@@ -69,6 +69,16 @@ void Rows::demote(int layer, std::span<const RowMove> moves) {
     }
 }
 
+void Rows::move_recent(int layer, std::span<const SlotMove> moves) const {
+    if (!has_rows(layer)) return;
+    for (const bool value_side : {false, true}) {
+        const auto bytes = static_cast<size_t>(layout(recent_, layer, value_side).row_bytes);
+        for (const SlotMove& move : moves) {
+            std::copy_n(row(recent_, layer, value_side, move.from), bytes, row(recent_, layer, value_side, move.to));
+        }
+    }
+}
+
 // It is rare, and rows of a GPU come and go for it.
 void Rows::merge(std::span<const SlotMove> moves) {
     const RegionRows& region = regions_[static_cast<size_t>(middle_)];
@@ -88,7 +98,7 @@ void Rows::merge(std::span<const SlotMove> moves) {
     bytes.read(ranges);
     for (const LayerRows& layer : region.layers) {
         for (int side = 0; region.has_row(layer) && side < 2; side++) {
-            regroup_rows(layer.layout[side], bytes.data() + layer.offset[side], from, to);
+            regroup_rows(layer.layout[side], bytes.data() + layer.offset[side], layer.page[side], from, to);
         }
     }
     bytes.write_back(ranges);

@@ -69,10 +69,14 @@ std::vector<std::pair<int, int>> runs_of(std::vector<int>& slots, int gap) {
 void add_runs(const LayerRows& layer, std::span<const std::pair<int, int>> runs, std::vector<ByteRange>& to) {
     for (int side = 0; side < 2; side++) {
         const auto bytes = static_cast<size_t>(layer.layout[side].row_bytes);
+        const bool in_one = layer.page[side] == static_cast<int64_t>(page_slots * bytes);
         for (const auto& [begin, end] : runs) {
             if (bytes == 0) continue;
-            to.push_back({layer.offset[side] + static_cast<size_t>(begin) * bytes,
-                          layer.offset[side] + static_cast<size_t>(end) * bytes});
+            for (int first = begin, next = 0; first < end; first = next) {
+                next = in_one ? end : std::min(end, (first / page_slots + 1) * page_slots);
+                const size_t at = layer.at(side, first);
+                to.push_back({at, at + static_cast<size_t>(next - first) * bytes});
+            }
         }
     }
 }
@@ -123,7 +127,9 @@ bool Rows::takes_token_blocks() const {
 
 template <typename F>
 RegionRows Rows::make_region(std::string name, int n_slots, const std::optional<RegionFormat>& exact, F&& holds) const {
-    RegionRows region{std::move(name), n_slots, false, {}, nullptr};
+    RegionRows region;
+    region.name = std::move(name);
+    region.n_slots = n_slots;
     size_t offset = 0;
     for (int il = 0; il < n_layers(); il++) {
         const bool full = exact && exact_is_full(il);
@@ -141,6 +147,8 @@ RegionRows Rows::make_region(std::string name, int n_slots, const std::optional<
             layer.layout[side] = layer.plan[side].view();
             layer.offset[side] = offset;
             const size_t bytes = static_cast<size_t>(layer.layout[side].row_bytes) * rows;
+            layer.page[side] = int64_t{page_slots} * layer.layout[side].row_bytes;
+            layer.bytes += bytes;
             offset += bytes;
             region.bytes[side] += bytes;
         }
@@ -165,6 +173,7 @@ RegionRows Rows::make_region(std::string name, int n_slots, const std::optional<
         }
         region.layers.push_back(std::move(layer));
     }
+    region.storage_bytes = offset;
     return region;
 }
 
@@ -195,26 +204,30 @@ std::optional<Format> Rows::chosen_format(int layer, bool value_side) const {
 }
 
 void Rows::allocate() {
-    for (RegionRows& region : regions_) allocate(region);
+    for (size_t r = 0; r < regions_.size(); r++) {
+        const bool shares = shares_memory_ && static_cast<int>(r) == recent_;
+        if (regions_[r].storage != nullptr) continue;
+        regions_[r].storage = make_storage(std::span(regions_).subspan(r, shares ? 2 : 1));
+        if (shares) regions_[r + 1].storage = regions_[r].storage;
+    }
 }
 
-void Rows::allocate(RegionRows& region) const {
+// Of regions that lie in it together.
+std::shared_ptr<CacheStorage> Rows::make_storage(std::span<const RegionRows> regions) const {
     std::vector<SplitStorage::Piece> pieces;
     for (size_t i = 0; i < devices_.size(); i++) {
-        const size_t size = region.bytes_of(options_.runs[i]);
+        size_t size = 0;
+        for (const RegionRows& region : regions) size += region.bytes_of(options_.runs[i]);
+        if (regions.size() > 1) size -= for_cells_[i];
         if (devices_[i] == nullptr) {
             pieces.push_back({size, std::make_unique<HostStorage>(size)});
         } else {
             pieces.push_back({size, devices_[i]->allocate(size)});
         }
     }
-    if (pieces.empty()) {
-        region.storage = std::make_unique<HostStorage>(region.total_bytes());
-    } else if (pieces.size() == 1) {
-        region.storage = std::move(pieces.front().storage);
-    } else {
-        region.storage = std::make_unique<SplitStorage>(std::move(pieces));
-    }
+    if (pieces.empty()) return std::make_shared<HostStorage>(regions.front().storage_bytes);
+    if (pieces.size() == 1) return std::move(pieces.front().storage);
+    return std::make_shared<SplitStorage>(std::move(pieces));
 }
 
 }  // namespace lkv

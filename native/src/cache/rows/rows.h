@@ -8,12 +8,14 @@
 #pragma once
 
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "cache/options.h"
+#include "cache/placement/arena.h"
 #include "cache/placement/selection.h"
 #include "cache/row.h"
 #include "cache/spec/cache_spec.h"
@@ -35,29 +37,36 @@ struct LayerRows {
     std::vector<GroupLayout> value_groups;  // of MLA: V's, without what is the key's alone
     bool held = true;                       // whether the region has rows of it
     size_t offset[2] = {0, 0};              // of slot 0 in the region's storage
+    int64_t page[2] = {0, 0};               // from a page of slots to the next one there
+    size_t bytes = 0;                       // of all slots
+
+    size_t at(int side, int slot) const {
+        return offset[side] + static_cast<size_t>(row_offset(slot, page[side], layout[side].row_bytes));
+    }
 };
 
 struct RegionRows {
     std::string name;
-    int n_slots;
+    int n_slots = 0;
     bool is_selected = false;  // each layer has tokens of its own choice in them
     std::vector<LayerRows> layers;
-    std::unique_ptr<CacheStorage> storage;
+    std::shared_ptr<CacheStorage> storage;  // recent and middle may have one between them
+    size_t storage_bytes = 0;
     size_t bytes[2] = {0, 0};  // of K and V
 
     // Whether every token of the region has a row in this layer.
     bool has_row(const LayerRows& layer) const { return layer.held && !is_selected; }
     size_t total_bytes() const { return bytes[0] + bytes[1]; }
-    // Rows lie layer by layer.
-    size_t bytes_before(int layer) const {
-        return static_cast<size_t>(layer) < layers.size() ? layers[static_cast<size_t>(layer)].offset[0]
-                                                          : total_bytes();
-    }
     // Where these slots' rows lie, in all layers or in one. gap: so many slots between them are taken too; many short copies would be slower.
     std::vector<ByteRange> ranges_of(std::vector<int> slots, int gap) const;
     static void add_ranges(const LayerRows& layer, std::vector<int> slots, int gap, std::vector<ByteRange>& to);
-    std::vector<ByteRange> whole() const { return {{0, total_bytes()}}; }
-    size_t bytes_of(const LayerRun& run) const { return bytes_before(run.end_layer) - bytes_before(run.first_layer); }
+    std::vector<ByteRange> whole() const { return {{0, storage_bytes}}; }
+    size_t bytes_of(const LayerRun& run) const {
+        size_t bytes = 0;
+        for (int il = run.first_layer; il < run.end_layer; il++) bytes += layers[static_cast<size_t>(il)].bytes;
+        return bytes;
+    }
+    HostBytes host_bytes() const { return {*storage, storage_bytes}; }
 };
 
 class Rows {
@@ -72,11 +81,16 @@ public:
     void add_exact(const std::string& name, int n_slots, const RegionFormat& format);
     // n_ring: slots of the ring, 0: there is none.
     void add_middle(int n_slots, bool is_selected, int n_ring);
+    // Recent and middle in one memory of as many bytes, once both are there. Before allocate().
+    Arena share_memory(int least_exact);
     void allocate();
     // For demotions on the host; null while none is needed. It outlives this.
     void set_encoder(RowEncoder* encoder) { encoder_ = encoder; }
     RowEncoder* encoder() const { return encoder_; }
 
+    const CacheSpec& spec() const { return spec_; }
+    // Bytes that cells of more exact tokens take of the memory that recent and middle share.
+    size_t bytes_for_cells() const { return std::accumulate(for_cells_.begin(), for_cells_.end(), size_t{0}); }
     int n_layers() const { return static_cast<int>(spec_.layers.size()); }
     int middle() const { return middle_; }
     int recent() const { return recent_; }
@@ -119,8 +133,10 @@ public:
         const LayerRows& rows = held.layers[static_cast<size_t>(layer)];
         const size_t side = value_side ? 1 : 0;
         if (held.storage == nullptr) return nullptr;
-        return held.storage->at(rows.offset[side]) +
-               static_cast<size_t>(slot) * static_cast<size_t>(rows.layout[side].row_bytes);
+        return held.storage->at(rows.offset[side]) + row_offset(slot, rows.page[side], rows.layout[side].row_bytes);
+    }
+    int64_t page(int region, int layer, bool value_side) const {
+        return this->region(region, layer).layers[static_cast<size_t>(layer)].page[value_side ? 1 : 0];
     }
     uint8_t* k_row(int region, int layer, int slot) const { return row(region, layer, false, slot); }
     uint8_t* v_row(int region, int layer, int slot) const { return row(region, layer, true, slot); }
@@ -132,13 +148,16 @@ public:
 
     // Rows of recent slots into the middle, those of this layer on the host.
     void demote(int layer, std::span<const RowMove> moves);
+    // Rows within recent, those of this layer on the host.
+    void move_recent(int layer, std::span<const SlotMove> moves) const;
     // Rows within the middle, of every layer and device: whole token blocks (regroup_rows).
     void merge(std::span<const SlotMove> moves);
 
 private:
     template <typename F>
     RegionRows make_region(std::string name, int n_slots, const std::optional<RegionFormat>& exact, F&& holds) const;
-    void allocate(RegionRows& region) const;
+    void pay_for_cells(Arena& arena, int n_runs);
+    std::shared_ptr<CacheStorage> make_storage(std::span<const RegionRows> regions) const;
     std::optional<Format> chosen_format(int layer, bool value_side) const;
     const LayerCacheSpec& layer_spec(int layer) const { return spec_.layers[static_cast<size_t>(layer)]; }
     std::vector<float> middle_values(int layer, bool value_side, std::span<const int> slots) const;
@@ -156,6 +175,8 @@ private:
     int recent_ = -1;
     int middle_ = -1;
     int ring_ = -1;
+    bool shares_memory_ = false;
+    std::vector<size_t> for_cells_;  // of every run, where memory is shared
 };
 
 }  // namespace lkv

@@ -51,6 +51,8 @@ struct LayerCacheSpec {
     int mla_rank() const { return v.ranks.front() - key_only; }
     // Whether exact tokens are stored as full rows of K and V, unlike those of the middle.
     bool exact_is_full() const;
+    // Whether those keys are stored before bias, norm and RoPE.
+    bool exact_keys_are_raw() const { return exact_is_full() && (k_path == KPath::rebuild || key_of_value()); }
 };
 
 struct CacheSpec {

@@ -70,7 +70,7 @@ bool get_layer(ByteReader& in, int layer, int to_seq, Accept accept, Placement& 
         eviction.mass(layer)[slot] = mass;
         for (int side = 0; side < 2; side++) {
             put_row(from[side].view(), in.take(static_cast<size_t>(from[side].row_bytes())), to.layout[side],
-                    rows + to.offset[side], slot);
+                    rows + to.at(side, slot));
         }
     }
     return coded_anew;
@@ -105,7 +105,7 @@ void get_recent_masses(ByteReader& in, int to_seq, Placement& placement) {
 void put_rows(const LayerRows& layer, const uint8_t* rows, int slot, ByteWriter& out) {
     for (int side = 0; side < 2; side++) {
         const auto bytes = static_cast<size_t>(layer.layout[side].row_bytes);
-        out.put(rows + layer.offset[side] + static_cast<size_t>(slot) * bytes, bytes);
+        out.put(rows + layer.at(side, slot), bytes);
     }
 }
 
@@ -119,7 +119,7 @@ void put_kept(const KvCacheOptions& options, const Placement& placement, const R
         out.put(static_cast<int32_t>(eviction.n_decoded(s)));
     }
     const RegionRows& middle = rows.regions()[static_cast<size_t>(rows.middle())];
-    HostBytes bytes(*middle.storage, middle.total_bytes());
+    HostBytes bytes = middle.host_bytes();
     const std::vector<int> layers = evicting_layers(placement);
     for (const int il : layers) {
         const LayerRows& layer = middle_rows(rows, il);
@@ -149,7 +149,7 @@ bool get_kept(ByteReader& in, int to_seq, Accept accept, Placement& placement, c
     if (placement.eviction() == nullptr) return false;
     get_sequences(in, to_seq, placement);
     const RegionRows& middle = rows.regions()[static_cast<size_t>(rows.middle())];
-    HostBytes bytes(*middle.storage, middle.total_bytes());
+    HostBytes bytes = middle.host_bytes();
     bytes.read(middle.whole());
     bool coded_anew = false;
     for (const int il : evicting_layers(placement)) {

@@ -12,10 +12,10 @@
 
 namespace lkv {
 
-// A slot's K and V. rows: slot 0 of the region's first tensor.
 // Slots between those of a sequence that are copied from a device with them, rather than in many short copies.
 constexpr int most_read_between = 16;
 
+// A slot's K and V. rows: the region's storage.
 void put_rows(const LayerRows& layer, const uint8_t* rows, int slot, ByteWriter& out);
 
 // Nothing where every token stays.

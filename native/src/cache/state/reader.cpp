@@ -124,15 +124,7 @@ std::string StateReader::put(std::span<StatePart> parts, int to_seq) {
     } else {
         bool coded_anew = false;
         for (const StatePart& part : parts) coded_anew = check_accepted(part.regions) || coded_anew;
-        for (size_t r = 0; r < rows_.regions().size(); r++) {
-            const RegionRows& region = rows_.regions()[r];
-            HostBytes rows(*region.storage, region.total_bytes());
-            std::vector<int> slots;
-            for (const StatePart& part : parts) {
-                put_region(r, part.regions[r], part.head.sequences, to_seq, rows.data(), slots);
-            }
-            rows.write_back(region.ranges_of(slots, 0));
-        }
+        for (size_t r = 0; r < rows_.regions().size(); r++) put_region(r, parts, to_seq);
         coded_anew = get_kept(first.in, to_seq, accept_, placement_, rows_) || coded_anew;
         if (coded_anew) lost = "rows of finer formats are coded anew";
     }
@@ -142,17 +134,20 @@ std::string StateReader::put(std::span<StatePart> parts, int to_seq) {
     return lost;
 }
 
-// In the middle, where it takes token blocks.
+// In the middle, where it takes token blocks or shares memory with exact tokens.
 void StateReader::make_room(std::span<const StatePart> parts) {
     const int middle = placement_.middle();
     int64_t n = 0;
+    int64_t n_exact = 0;
     for (const StatePart& part : parts) {
         for (const SavedRegion& region : part.regions) {
             if (region.name == "middle") n += static_cast<int64_t>(region.tokens.size());
+            if (region.name == "recent") n_exact += static_cast<int64_t>(region.tokens.size());
         }
     }
-    if (!placement_.takes_blocks() || n > placement_.cells(middle).capacity()) return;
-    cache_.free_blocks(static_cast<int>(n) / token_block_slots);
+    if (n > placement_.cells(middle).capacity() || n + n_exact > cache_.options().n_ctx) return;
+    if (placement_.has_tiers()) cache_.make_exact_room(static_cast<int>(n_exact), static_cast<int>(n));
+    if (placement_.takes_blocks()) cache_.free_blocks(static_cast<int>(n) / token_block_slots);
 }
 
 void StateReader::check_whole(std::span<const StatePart> parts) const {
@@ -171,11 +166,47 @@ void StateReader::check_whole(std::span<const StatePart> parts) const {
 }
 
 // to_seq: the sequence that tokens go to, in slots that are free; -1: to their own, in their own.
-void StateReader::put_region(size_t index, const SavedRegion& saved, uint64_t sequences, int to_seq, uint8_t* rows,
-                             std::vector<int>& slots) {
+void StateReader::put_region(size_t index, std::span<const StatePart> parts, int to_seq) {
+    const RegionRows& region = rows_.regions()[index];
+    const auto put_tokens = [&](const StatePart& part, std::span<const SavedToken> tokens) {
+        placement_.limit_cells();
+        HostBytes rows = region.host_bytes();
+        std::vector<int> slots;
+        put_region(index, part.regions[index], tokens, part.head.sequences, to_seq, rows.data(), slots);
+        rows.write_back(region.ranges_of(slots, 0));
+    };
+    const bool leaves = placement_.has_tiers() && static_cast<int>(index) == placement_.recent() && to_seq >= 0;
+    size_t n_middle = 0;  // that come after these
+    for (const StatePart& part : parts) {
+        n_middle += part.regions[static_cast<size_t>(placement_.middle())].tokens.size();
+    }
+    const auto n_settling = static_cast<int>(n_middle);
+    for (const StatePart& part : parts) {
+        std::span<const SavedToken> left = part.regions[index].tokens;
+        std::vector<SavedToken> in_order;
+        if (leaves) {  // those that find no room later push the oldest out
+            in_order.assign(left.begin(), left.end());
+            std::stable_sort(in_order.begin(), in_order.end(),
+                             [](const SavedToken& a, const SavedToken& b) { return a.pos < b.pos; });
+            left = in_order;
+        }
+        do {
+            size_t n = left.size();
+            if (leaves) {
+                n = std::min(n, static_cast<size_t>(placement_.most_exact(n_settling)));
+                cache_.make_exact_room(static_cast<int>(n), n_settling);
+            }
+            put_tokens(part, left.first(n));
+            left = left.subspan(n);
+        } while (!left.empty());
+    }
+}
+
+void StateReader::put_region(size_t index, const SavedRegion& saved, std::span<const SavedToken> tokens,
+                             uint64_t sequences, int to_seq, uint8_t* rows, std::vector<int>& slots) {
     const RegionRows& region = rows_.regions()[index];
     Cells& cells = placement_.cells_of_rows(static_cast<int>(index));
-    const size_t n_used = saved.tokens.size();
+    const size_t n_used = tokens.size();
     const auto block = static_cast<size_t>(cells.block());
     if (n_used % block != 0) {
         fail("state", "expected whole blocks of ", block, " slots; got ", n_used, " slots");
@@ -190,7 +221,7 @@ void StateReader::put_region(size_t index, const SavedRegion& saved, uint64_t se
     int first = 0;  // slot of the block that is being read
     for (size_t i = 0; i < n_used; i++) {
         // the same slots, holes included: sums over the cache keep their order, so logits are the same bits
-        auto [slot, pos, seq, bytes] = saved.tokens[i];
+        auto [slot, pos, seq, bytes] = tokens[i];
         if (to_seq >= 0) {
             slot = i % block == 0 ? cells.find_free(bit(to_seq)) : first + static_cast<int>(i % block);
             seq = seq == 0 ? 0 : bit(to_seq);
@@ -205,8 +236,8 @@ void StateReader::put_region(size_t index, const SavedRegion& saved, uint64_t se
         if (static_cast<size_t>(first) % block != 0 || slot != first + static_cast<int>(i % block)) {
             fail("state", "expected whole blocks of ", block, " slots; got slot ", slot, " after block ", first);
         }
-        const bool empty = block > 1 && saved.tokens[i].is_empty();
-        if ((!empty && !saved.tokens[i].is_of(sequences)) || cells.used(slot)) {
+        const bool empty = block > 1 && tokens[i].is_empty();
+        if ((!empty && !tokens[i].is_of(sequences)) || cells.used(slot)) {
             fail("state", "expected each slot once, with a position and a sequence; got slot ", slot, ", position ",
                  pos, ", sequences ", seq);
         }
@@ -219,7 +250,7 @@ void StateReader::put_region(size_t index, const SavedRegion& saved, uint64_t se
             const SavedLayer& from = saved.layers[il];
             for (int side = 0; region.has_row(layer) && side < 2; side++) {
                 put_row(from.plan[side].view(), bytes + from.offset[side], layer.layout[side],
-                        rows + layer.offset[side], slot);
+                        rows + layer.at(side, slot));
             }
         }
     }
@@ -229,6 +260,7 @@ void StateReader::put_region(size_t index, const SavedRegion& saved, uint64_t se
 bool StateReader::fits_in_place(std::span<const SavedRegion> saved, int to_seq) const {
     const std::span<const RegionRows> own = rows_.regions();
     bool fits = saved.size() == own.size();
+    std::array<int, 4> ends{};  // of the slots in each region
     for (size_t r = 0; fits && r < own.size(); r++) {
         fits = saved[r].name == own[r].name;
         for (size_t il = 0; fits && il < own[r].layers.size(); il++) {
@@ -238,10 +270,19 @@ bool StateReader::fits_in_place(std::span<const SavedRegion> saved, int to_seq) 
         }
         const Cells& cells = placement_.cells_of_rows(static_cast<int>(r));
         if (to_seq >= 0) {
-            fits = fits && (own[r].name == "ring" || static_cast<int>(saved[r].tokens.size()) <= cells.n_free());
+            const bool leaves = placement_.has_tiers() && static_cast<int>(r) == placement_.recent();
+            fits = fits && (leaves || own[r].name == "ring" ||
+                            static_cast<int>(saved[r].tokens.size()) <= cells.n_free());
             continue;
         }
-        for (const SavedToken& token : saved[r].tokens) fits = fits && token.slot < cells.capacity();
+        for (const SavedToken& token : saved[r].tokens) {
+            fits = fits && token.slot < cells.capacity();
+            ends[std::min<size_t>(r, 3)] = std::max(ends[std::min<size_t>(r, 3)], token.slot + 1);
+        }
+    }
+    if (fits && to_seq < 0 && placement_.has_tiers()) {
+        fits = placement_.fit(ends[static_cast<size_t>(placement_.recent())],
+                              ends[static_cast<size_t>(placement_.middle())]);
     }
     return fits;
 }

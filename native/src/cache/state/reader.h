@@ -32,8 +32,9 @@ private:
     StatePart open(std::span<const uint8_t> state, int to_seq) const;
     std::vector<SavedRegion> get_regions(ByteReader& in, uint32_t n_regions) const;
     std::string put(std::span<StatePart> parts, int to_seq);
-    void put_region(size_t region, const SavedRegion& saved, uint64_t sequences, int to_seq, uint8_t* rows,
-                    std::vector<int>& slots);
+    void put_region(size_t region, std::span<const StatePart> parts, int to_seq);
+    void put_region(size_t region, const SavedRegion& saved, std::span<const SavedToken> tokens, uint64_t sequences,
+                    int to_seq, uint8_t* rows, std::vector<int>& slots);
     void make_room(std::span<const StatePart> parts);
     bool fits_in_place(std::span<const SavedRegion> saved, int to_seq) const;
     bool check_accepted(std::span<const SavedRegion> saved) const;

@@ -115,8 +115,7 @@ bool is_coded_anew(const RowLayout& from, const RowLayout& own, Accept accept) {
     return true;
 }
 
-void put_row(const RowLayout& from, const uint8_t* saved, const RowLayout& to, uint8_t* rows, int slot) {
-    uint8_t* const row = rows + static_cast<size_t>(slot) * static_cast<size_t>(to.row_bytes);
+void put_row(const RowLayout& from, const uint8_t* saved, const RowLayout& to, uint8_t* row) {
     if (same_layout(from, to)) {
         std::memcpy(row, saved, static_cast<size_t>(to.row_bytes));
     } else {

@@ -50,8 +50,8 @@ RowPlan get_layout(ByteReader& in, const RowLayout& own);
 // Whether rows of another layout are taken; false: these are the same. Errors: Error where they are not.
 bool is_coded_anew(const RowLayout& from, const RowLayout& own, Accept accept);
 
-// Rows of layout `from` are at `saved`; rows: slot 0 of a tensor in the layout `to`.
-void put_row(const RowLayout& from, const uint8_t* saved, const RowLayout& to, uint8_t* rows, int slot);
+// A row of layout `from` is at `saved`; row: one in the layout `to`.
+void put_row(const RowLayout& from, const uint8_t* saved, const RowLayout& to, uint8_t* row);
 
 struct StateHead {
     uint64_t sequences;  // bit s: tokens of s are in it

@@ -82,7 +82,7 @@ Transcoder::Transcoder(KvCache& cache, std::span<const SavedRegion> saved, int t
     std::stable_sort(tokens_.begin(), tokens_.end(), [](const Token& a, const Token& b) { return a.pos < b.pos; });
     find_in_ring();
     for (const RegionRows& region : rows_.regions()) {
-        regions_.push_back({&region, HostBytes(*region.storage, region.total_bytes()), {}});
+        regions_.push_back({&region, region.host_bytes(), {}});
     }
 }
 
@@ -206,8 +206,7 @@ void Transcoder::write(size_t il, int side) {
         }
         const LayerRows& layer = place.target->region->layers[il];
         const RowLayout& to = layer.layout[side];
-        const auto row_bytes = static_cast<size_t>(to.row_bytes);
-        uint8_t* const rows = place.target->bytes.data() + layer.offset[side];
+        uint8_t* const rows = place.target->bytes.data();
         const bool blocks = lkv::in_token_blocks(to);
         const auto belongs = [&](size_t i) {
             const Place other = place_of(tokens_[i], il);
@@ -225,18 +224,17 @@ void Transcoder::write(size_t il, int side) {
                  i++) {  // widens no channel's range
                 std::copy_n(&x[(tokens.size() - 1) * width], width, &x[i * width]);
             }
-            write_token_block(to, x.data(), rows + static_cast<size_t>(place.slot) * row_bytes);
+            write_token_block(to, x.data(), rows + layer.at(side, place.slot));
         } else {
-            write_single(tokens, il, side, to, rows);
+            write_single(tokens, il, side, layer, rows);
         }
         first = end;
     }
 }
 
-void Transcoder::write_single(std::span<const Token> tokens, size_t il, int side, const RowLayout& to, uint8_t* rows) {
-    const auto row_of = [&](const Token& token) {
-        return rows + static_cast<size_t>(place_of(token, il).slot) * static_cast<size_t>(to.row_bytes);
-    };
+void Transcoder::write_single(std::span<const Token> tokens, size_t il, int side, const LayerRows& in, uint8_t* rows) {
+    const RowLayout& to = in.layout[side];
+    const auto row_of = [&](const Token& token) { return rows + in.at(side, place_of(token, il).slot); };
     std::vector<Token> coded;
     for (const Token& token : tokens) {
         const Source source = source_of(token, il);

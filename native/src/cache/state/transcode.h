@@ -45,6 +45,7 @@ private:
     };
 
     void find_in_ring();
+    int exact_room();
     void choose_regions();
     void claim_cells();
     void claim_ring();
@@ -57,7 +58,7 @@ private:
     void read(const Source& source, size_t il, int side, std::span<float> x);
     void values(std::span<const Token> tokens, size_t il, int side, size_t width, std::vector<float>& x);
     void write(size_t il, int side);
-    void write_single(std::span<const Token> tokens, size_t il, int side, const RowLayout& to, uint8_t* rows);
+    void write_single(std::span<const Token> tokens, size_t il, int side, const LayerRows& in, uint8_t* rows);
     std::string lost();
 
     KvCache& cache_;

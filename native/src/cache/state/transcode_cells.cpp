@@ -23,6 +23,19 @@ void Transcoder::find_in_ring() {
     }
 }
 
+// How many of the exact tokens stay so.
+int Transcoder::exact_room() {
+    if (placement_.recent() < 0) return 0;
+    if (!placement_.has_tiers()) return placement_.cells(placement_.recent()).n_free();
+    const auto n = static_cast<int>(tokens_.size());
+    int exact = static_cast<int>(std::count_if(tokens_.begin(), tokens_.end(),
+                                               [](const Token& token) { return token.from.region->is_exact(); }));
+    if (n <= options_.n_ctx) cache_.make_exact_room(exact, n - exact);
+    while (exact > 0 && placement_.excess(exact, n - exact, {}) > 0) exact--;
+    placement_.limit_cells();
+    return exact;
+}
+
 void Transcoder::choose_regions() {
     std::array<int32_t, max_sequences> newest;
     newest.fill(-1);
@@ -36,7 +49,7 @@ void Transcoder::choose_regions() {
     const int recent = placement_.recent();
     const auto room = [this](int region) { return region < 0 ? 0 : placement_.cells(region).n_free(); };
     int sink_room = room(sink);
-    int recent_room = room(recent);
+    int recent_room = exact_room();
     // the latest first: of those that find no room the oldest are compressed
     for (auto it = tokens_.rbegin(); it != tokens_.rend(); ++it) {
         Token& token = *it;
@@ -53,7 +66,7 @@ void Transcoder::choose_regions() {
             n_stay_ += first || latest ? 1 : 0;
         } else if (first && sink_room-- > 0) {
             token.to = sink;
-        } else if (waits && recent_room-- > 0) {
+        } else if ((waits || placement_.has_tiers()) && recent_room-- > 0) {
             token.to = recent;
         } else {
             n_compressed_++;
@@ -73,6 +86,7 @@ void Transcoder::claim_cells() {
         token.slot = placement_.cells_of_rows(token.to).claim({token.pos, token.seq});
         in_order.push_back(token);
     }
+    placement_.limit_cells();
     Cells& middle = placement_.cells_of_rows(placement_.middle());
     const auto block = static_cast<size_t>(middle.block());
     size_t n_middle = 0;

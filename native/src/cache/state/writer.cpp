@@ -81,7 +81,7 @@ void StateWriter::put_regions(uint64_t mask, std::span<const Positions> parts, s
             slots.push_back(cells.blocks_of(mask, part));
             all.insert(all.end(), slots.back().begin(), slots.back().end());
         }
-        HostBytes rows(*region.storage, region.total_bytes());
+        HostBytes rows = region.host_bytes();
         rows.read(region.ranges_of(all, most_read_between));
         for (size_t i = 0; i < parts.size(); i++) {
             put_region(region, cells, rows.data(), mask, parts[i], slots[i], out[i]);
@@ -98,7 +98,7 @@ void StateWriter::put_ring(uint64_t mask, std::span<ByteWriter> out) const {
         std::erase_if(slots, [&](int slot) { return !ring.is_seen_again(placement_, {cells.pos(slot), mask}); });
     }
     const RegionRows& region = rows_.regions().back();
-    HostBytes rows(*region.storage, region.total_bytes());
+    HostBytes rows = region.host_bytes();
     rows.read(region.ranges_of(slots, most_read_between));
     for (ByteWriter& part : out) {
         const bool is_last = &part == &out.back();

@@ -34,7 +34,6 @@ void run_read(ggml_tensor* dst, int ith, int nth, void* userdata) {
     for (int r = 0; r < node.cache->placement().n_regions(); r++) {
         if (rows.is_full(r, node.row_layer) != full) continue;
         const RowLayout& layout = rows.layout(r, node.row_layer, value_side);
-        const uint8_t* const bytes = rows.row(r, node.row_layer, value_side, 0);
         const Cells& cells = node.cache->placement().cells(r, node.row_layer);
         for (int slot = 0; slot < cells.end(); slot++, out++) {
             if (out % nth != ith) {
@@ -43,7 +42,8 @@ void run_read(ggml_tensor* dst, int ith, int nth, void* userdata) {
             auto* const row =
                 reinterpret_cast<float*>(static_cast<char*>(dst->data) + out * static_cast<int64_t>(dst->nb[1]));
             if (cells.used(slot)) {
-                read_slot(layout, bytes, slot, row);
+                const int in_block = slot % token_block_slots;
+                read_slot(layout, rows.row(r, node.row_layer, value_side, slot - in_block), in_block, row);
             } else {
                 std::fill(row, row + layout.width, 0.0F);
             }

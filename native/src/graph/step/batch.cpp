@@ -14,8 +14,11 @@ void BatchSlots::count(const Placement& placement) {
     int64_t exact = 0;  // slots of the windows in use
     for (int r = 0; r < middle; r++) exact += placement.cells(r).end();
     int64_t seen_exact = 0;
-    for (const int32_t p : pos) {
-        seen_exact += std::min(p + 1, placement.options().sink + placement.options().window(p + 1) + demotion_batch);
+    for (size_t i = 0; i < pos.size(); i++) {
+        const int32_t n = pos[i] + 1;
+        const int recent = placement.has_tiers() ? placement.cells(placement.recent()).count(seq[i])
+                                                 : placement.options().window(n) + demotion_batch;
+        seen_exact += std::min(n, placement.options().sink + recent);
     }
     for (const bool in_ring : {false, true}) {
         // tokens of layers that evict read all slots

@@ -133,7 +133,7 @@ private:
     int load_k(const LatentAttnParams& p, const RegionView& region, int first, uint64_t seen,
                const int32_t* positions) {
         TileRows rows;
-        rows.find(region.k_rows, region.k.row_bytes, first, seen, tmp_.zero_row);
+        rows.find(region.k_row(first), region.k.row_bytes, seen, tmp_.zero_row);
         const GroupLayout& group = region.k.groups[head_ / p.k_group];
         if (!p.rebuilds()) {
             load_by_channel(region.k, group, rows, tmp_.k);

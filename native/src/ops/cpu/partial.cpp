@@ -73,12 +73,12 @@ private:
 
         region_ = &region;
         positions_ = visibility.positions();
-        k_rows_.find(region.k_rows, region.k.row_bytes, first, seen, tmp_.zero_row);
-        v_rows_.find(region.v_rows, region.v.row_bytes, first, seen, tmp_.zero_row);
+        k_rows_.find(region.k_row(first), region.k.row_bytes, seen, tmp_.zero_row);
+        v_rows_.find(region.v_row(first), region.v.row_bytes, seen, tmp_.zero_row);
         const int next = first + plan_.n_split * tile_slots;
         const int n_next = std::clamp(region.n_slots - next, 0, tile_slots);
-        k_ahead_ = {region.k_rows + int64_t{next} * region.k.row_bytes, int64_t{n_next} * region.k.row_bytes};
-        v_ahead_ = {region.v_rows + int64_t{next} * region.v.row_bytes, int64_t{n_next} * region.v.row_bytes};
+        k_ahead_ = {region.k_row(next), int64_t{n_next} * region.k.row_bytes};
+        v_ahead_ = {region.v_row(next), int64_t{n_next} * region.v.row_bytes};
         k_group_ = v_group_ = k_head_ = v_head_ = -1;
         has_rope_ = false;
         for (int i = 0; i < n_visible; i += plan_.block_tokens) {

@@ -74,16 +74,16 @@ struct TileRows {
     const uint8_t* slot[tile_slots];
     const uint8_t* block[tile_slots / token_block_slots];  // first row of each block; null where no slot of it is seen
 
-    // rows: those of a region. seen: a bit for every slot of the tile. Slots that are not seen point at zero_row, zero bytes that every
-    // format reads as finite values.
-    void find(const uint8_t* rows, int64_t row_bytes, int first, uint64_t seen, const uint8_t* zero_row) {
+    // rows: of the tile's first slot. seen: a bit for every slot of the tile. Slots that are not seen point at zero_row, zero bytes that
+    // every format reads as finite values.
+    void find(const uint8_t* rows, int64_t row_bytes, uint64_t seen, const uint8_t* zero_row) {
         for (int s = 0; s < tile_slots; s++) {
-            slot[s] = seen >> s & 1 ? rows + (first + s) * row_bytes : zero_row;
+            slot[s] = seen >> s & 1 ? rows + s * row_bytes : zero_row;
         }
         for (int b = 0; b < tile_slots / token_block_slots; b++) {
             const int s = b * token_block_slots;
             const bool use = seen >> s & ((uint64_t{1} << token_block_slots) - 1);
-            block[b] = use ? rows + (first + s) * row_bytes : nullptr;
+            block[b] = use ? rows + s * row_bytes : nullptr;
         }
     }
 };

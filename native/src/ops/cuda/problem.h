@@ -40,16 +40,22 @@ struct GroupTable {
 };
 
 struct RegionArgs {
-    const uint8_t* k_rows;       // [n_slots, k_row_bytes]
-    const uint8_t* v_rows;       // [n_slots, v_row_bytes]
+    const uint8_t* k_rows;       // of slot 0; the others by row_offset
+    const uint8_t* v_rows;
     const int32_t* pos;          // [n_slots] -1 = free
     const uint64_t* seq;         // [n_slots]
     const GroupTable* k_groups;  // [n_kv / k_group]
     const GroupTable* v_groups;  // [n_kv / v_group]
     const Chunk* chunks;
+    int64_t k_page;  // bytes from a page of slots to the next one
+    int64_t v_page;
     uint32_t k_row_bytes;
     uint32_t v_row_bytes;
     int32_t k_block;  // slots whose K is in one block (formats/channel.h), else 1
+
+    // Rows of a slot, and behind it those of its page.
+    LKV_HD const uint8_t* k_row(int slot) const { return k_rows + row_offset(slot, k_page, k_row_bytes); }
+    LKV_HD const uint8_t* v_row(int slot) const { return v_rows + row_offset(slot, v_page, v_row_bytes); }
 };
 
 // Steps of step_slots slots that hold tokens of a query token's sequence, a list a token: where a batch's tokens are of several sequences,

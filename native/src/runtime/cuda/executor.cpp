@@ -49,8 +49,10 @@ ggml_status started(cudaError_t error, const ggml_tensor* node) {
 // K in f32, `width` channels a row, into blocks.
 cuda::BlockArgs of_latents(const float* rows, int width, const int32_t* from, const cuda::RowTarget& to,
                            const int32_t* to_slot) {
+    const auto row_bytes = int64_t{width} * static_cast<int64_t>(sizeof(float));
     return {reinterpret_cast<const uint8_t*>(rows),
-            int64_t{width} * static_cast<int64_t>(sizeof(float)),
+            page_slots * row_bytes,
+            row_bytes,
             nullptr,
             0,
             from,
@@ -179,6 +181,7 @@ private:
     size_t result_bytes_ = 0;
     cuda::HostCopies copies_;
 
+    std::map<int, DeviceMemory> moving_;  // the last lists of rows that move, by cells of their layers
     DeviceMemory encoding_;               // of one layer's rows that leave the recent window
     const ggml_tensor* begun_ = nullptr;  // the attention whose full rows and latents run already
 
@@ -269,16 +272,19 @@ DeviceMemory list_of(std::span<const RowMove> moves, int to) {
 
 void CudaGpu::move_rows(const KvCache& cache, int from, int to, std::span<const RowMove> slots) {
     enter();
-    std::map<int, DeviceMemory> lists;  // by cells of the layers
+    check(cudaStreamSynchronize(main_.stream()), "the stream");  // nobody reads the last lists
+    moving_.clear();
     for (int il = layers_.run().first_layer; il < layers_.run().end_layer; il++) {
         if (!cache.rows().has_rows(il)) continue;
         const cuda::Layer& layer = layers_[il];
-        const auto [found, is_new] = lists.try_emplace(layer.cells);
-        if (is_new) found->second = list_of(cache.placement().moves_of(il, slots), to);
+        const auto [found, is_new] = moving_.try_emplace(layer.cells);
+        if (is_new) {
+            found->second = from == to ? list_of(slots, to) : list_of(cache.placement().moves_of(il, slots), to);
+        }
         const auto* const list = found->second.as<int32_t>();
         const auto n = static_cast<int>(found->second.bytes() / (3 * sizeof(int32_t)));
         if (n == 0) continue;
-        if (layer.splits) {
+        if (layer.splits && from != to) {
             check(encode(layer, layer.targets[to], list, n), "encoding rows");
             continue;
         }
@@ -290,13 +296,12 @@ void CudaGpu::move_rows(const KvCache& cache, int from, int to, std::span<const 
         args.k_width = cache.rows().k_layout(from, il).width;
         args.v_width = cache.rows().v_layout(from, il).width;
         check(cuda::move_rows(args, n, main_.stream()), "moving rows");
-        if (!layer.in_token_blocks) continue;
+        if (!layer.in_token_blocks || from == to) continue;
         const cuda::BlockArgs blocks{
-            args.from.k_rows, args.from.k_row_bytes, args.from.k_segments, args.from.n_k_segments, args.from_slot,
+            args.from.k_rows, args.from.k_page, args.from.k_row_bytes, args.from.k_segments, args.from.n_k_segments, args.from_slot,
             args.to,          args.to_slot};
         check(cuda::store_blocks(blocks, n, main_.stream()), "storing blocks");
     }
-    check(cudaStreamSynchronize(main_.stream()), "moving rows");
 }
 
 void CudaGpu::write_token_blocks(const KvCache& cache, int layer, const float* rows, std::span<const RowMove> moves) {

@@ -30,6 +30,8 @@ RegionArgs region_args(Layer& layer, const RegionView& view, const Blocks& block
             layer.keep(tables.k_groups),
             layer.keep(tables.v_groups),
             layer.keep(tables.chunks),
+            view.k_page,
+            view.v_page,
             static_cast<uint32_t>(view.k.row_bytes),
             static_cast<uint32_t>(view.v.row_bytes),
             in_token_blocks(view.k) ? token_block_slots : 1};
@@ -42,6 +44,8 @@ void attach_target(Layer& layer, const RegionView& view, bool full, int r) {
     target.v_rows = const_cast<uint8_t*>(view.v_rows);
     target.k_segments = keep_segments(layer, view.k, target.n_k_segments);
     target.v_segments = keep_segments(layer, view.v, target.n_v_segments);
+    target.k_page = view.k_page;
+    target.v_page = view.v_page;
     target.k_row_bytes = view.k.row_bytes;
     target.v_row_bytes = view.v.row_bytes;
 }
@@ -56,6 +60,7 @@ void attach_encoder(Layer& layer, const Model& model, const RowTarget& from, int
         const ggml_tensor* const e = value_side ? weights.attn_v_e : weights.attn_k_e;
         EncodeSide& side = layer.encoders[value_side ? 1 : 0];
         side.rows = value_side ? from.v_rows : from.k_rows;
+        side.page = value_side ? from.v_page : from.k_page;
         side.row_bytes = value_side ? from.v_row_bytes : from.k_row_bytes;
         side.segments = value_side ? from.v_segments : from.k_segments;
         side.n_segments = value_side ? from.n_v_segments : from.n_k_segments;
@@ -87,9 +92,6 @@ RopeTables rope_tables(const HParams& h, const Rope& rope) {
     }
     return tables;
 }
-
-// Whether exact windows store keys before bias, norm and RoPE.
-bool keeps_raw_keys(const LayerCacheSpec& spec) { return spec.k_path == KPath::rebuild || spec.key_of_value(); }
 
 // B_k, of keys that V's rows make B_v, or E_q where keys are expanded.
 void attach_keys(Layer& layer, const Model& model, const LayerCacheSpec& spec, const RopeTables& rope,
@@ -132,7 +134,7 @@ void LayerTables::attach(const Model& model, const KvCache& cache, const Ropes& 
     }
     const auto& specs = model.cache_spec().layers;
     if (std::any_of(specs.begin(), specs.end(),
-                    [](const LayerCacheSpec& spec) { return spec.exact_is_full() && keeps_raw_keys(spec); })) {
+                    [](const LayerCacheSpec& spec) { return spec.exact_keys_are_raw(); })) {
         finished_ = DeviceMemory(slots * whole_bytes_);
     }
     for (int il = run.first_layer; il < run.end_layer; il++) {
@@ -231,7 +233,7 @@ void LayerTables::attach_full(const Model& model, const KvCache& cache, const Ro
     a.k_bias = weights.k_bias.empty() ? nullptr : layer.keep(weights.k_bias);
     a.k_norm = weights.k_norm.empty() ? nullptr : layer.keep(weights.k_norm);
     const LayerCacheSpec& spec = model.cache_spec().layers[static_cast<size_t>(il)];
-    layer.full_rows.raw = keeps_raw_keys(spec);
+    layer.full_rows.raw = spec.exact_keys_are_raw();
     const int whole = (model.hparams().heads_of(il).head_dim + 63) / 64;
     uint8_t* to = finished_.as<uint8_t>();
     int r = 0;
@@ -240,6 +242,7 @@ void LayerTables::attach_full(const Model& model, const KvCache& cache, const Ro
         const RowTarget& target = layer.targets[r];
         if (layer.full_rows.raw) {
             layer.full_rows.regions[r] = {view.k_rows,
+                                          view.k_page,
                                           view.k.row_bytes,
                                           spec.key_of_value() ? target.v_segments : target.k_segments,
                                           inputs.pos(r, 0),
@@ -247,6 +250,7 @@ void LayerTables::attach_full(const Model& model, const KvCache& cache, const Ro
                                           cache.placement().cells(r).capacity()};
             view.k = layer.whole.view();
             view.k_rows = to;
+            view.k_page = int64_t{page_slots} * view.k.row_bytes;
             to += static_cast<size_t>(cache.placement().cells(r).capacity()) * static_cast<size_t>(view.k.row_bytes);
         }
         layer.full.regions[r] = region_args(layer, view, {whole, whole}, inputs.pos(r, 0), inputs.seq(r, 0));

@@ -110,6 +110,7 @@ void set_exact_tokens(const CacheSpec& spec, const SessionOptions& options, KvCa
     cache.recent =
         options.recent < 0 ? (own_window ? 0 : spec.recent) : check_range("recent", options.recent, 0, 1 << 20);
     cache.recent_ratio = own_window ? std::max(0.0, options.recent_ratio) : static_cast<double>(spec.recent_ratio);
+    cache.fixed_window = options.fixed_window;
     const auto sink = parse_kv("kv_sink", options.kv_sink, false);
     const auto recent = parse_kv("kv_recent", options.kv_recent, false);
     cache.sink_format = {sink.value_or(spec.sink_format), sink.has_value()};

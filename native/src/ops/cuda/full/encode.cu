@@ -19,7 +19,7 @@ constexpr int encode_tokens = 32;  // of a thread block
 __global__ void __launch_bounds__(encode_threads) read_kernel(const __grid_constant__ EncodeArgs p) {
     const EncodeSide& side = blockIdx.y == 0 ? p.k : p.v;
     const int token = static_cast<int>(blockIdx.x);
-    read_row(side.segments, side.n_segments, side.rows + p.slots[token] * side.row_bytes,
+    read_row(side.segments, side.n_segments, side.rows + row_offset(p.slots[token], side.page, side.row_bytes),
              reinterpret_cast<__half*>(side.x) + static_cast<int64_t>(token) * side.width);
 }
 

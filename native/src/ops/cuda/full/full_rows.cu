@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(full_threads)
     for (int head = warp; head < p.n_kv; head += full_warps) {
         __half* const x = heads[warp];
         const SegmentLayout segment = own ? SegmentLayout{} : region.segments[head];
-        const uint8_t* const stored = own ? nullptr : region.rows + static_cast<int64_t>(slot) * region.row_bytes;
+        const uint8_t* const stored = own ? nullptr : region.rows + row_offset(slot, region.page, region.row_bytes);
         for (int d = lane; d < p.head_dim; d += 32) {
             x[d] = __float2half_rn(own ? from[head * p.head_dim + d] : value_at(segment, stored, d));
         }

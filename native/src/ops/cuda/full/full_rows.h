@@ -12,6 +12,7 @@ struct FullRows {
     // of the exact windows, where keys are stored raw; rows null: they are read where they lie
     struct Region {
         const uint8_t* rows;
+        int64_t page;
         int32_t row_bytes;
         const SegmentLayout* segments;  // one a head
         const int32_t* pos;
@@ -38,6 +39,7 @@ cudaError_t make_full_rows(const FullRows& rows, const Problem& problem, cudaStr
 
 struct EncodeSide {
     const uint8_t* rows;  // of the exact window
+    int64_t page;
     int64_t row_bytes;
     const SegmentLayout* segments;
     int32_t n_segments;

@@ -90,7 +90,7 @@ private:
             uint32_t x[8] = {};
             // free slots hold anything
             if (slot < tile.end && region.seq[slot] != 0) {
-                pairs_of_chunk(region.k_rows + static_cast<int64_t>(slot) * region.k_row_bytes + group.first,
+                pairs_of_chunk(region.k_row(slot) + group.first,
                                region.chunks[group.chunks + chunk], x);
             }
 #pragma unroll

@@ -10,12 +10,12 @@
 
 namespace lkv::cuda {
 
-// The group's bytes of n rows from slot `first`, by `threads` threads. dst: [n, pitch]
+// The group's bytes of n rows of a page, by `threads` threads. rows: of the first one. dst: [n, pitch]
 // Rolled by default: instructions of a step's kernels come from device memory, where the weights have displaced them. Unrolled
 // a rebuilt K of 64 channels takes 74 instead of 76 us a layer at 65536.
 template <int threads, int unroll = 1>
 __device__ inline void copy_rows(int thread, uint8_t* dst, int pitch, const uint8_t* rows, uint32_t row_bytes,
-                                 const GroupTable& group, int first, int n) {
+                                 const GroupTable& group, int n) {
     // the threads stand in rows of a power of two, so that a copy costs an addition or two
     constexpr int most_bits = threads == 32 ? 5 : (threads == 128 ? 7 : (threads == 256 ? 8 : 9));
     static_assert(threads == 1 << most_bits);
@@ -24,7 +24,7 @@ __device__ inline void copy_rows(int thread, uint8_t* dst, int pitch, const uint
     const int across = 1 << across_bits;
     const int down = threads >> across_bits;
     const int row0 = thread >> across_bits;
-    const uint8_t* const src = rows + static_cast<int64_t>(first + row0) * row_bytes + group.first;
+    const uint8_t* const src = rows + static_cast<int64_t>(row0) * row_bytes + group.first;
     const int64_t from_step = static_cast<int64_t>(down) * row_bytes;
 #pragma unroll 1
     for (int at = (thread & (across - 1)) << access_bits; at < static_cast<int>(group.bytes);
@@ -61,11 +61,11 @@ __device__ inline int tile_pitch(int pitch, uint32_t row_bytes, const GroupTable
     return copied_whole(row_bytes, group) ? static_cast<int>(row_bytes) : pitch;
 }
 
-// As copy_rows, of TILE slots by many threads, with rows tile_pitch apart. first: a multiple of 16.
+// As copy_rows, of TILE slots by many threads, with rows tile_pitch apart.
 template <int TILE, int threads>
 __device__ inline void copy_tile(int thread, uint8_t* dst, int pitch, const uint8_t* rows, uint32_t row_bytes,
-                                 const GroupTable& group, int first, int n) {
-    const uint8_t* const src = rows + static_cast<int64_t>(first) * row_bytes + group.first;
+                                 const GroupTable& group, int n) {
+    const uint8_t* const src = rows + group.first;
     if (copied_whole(row_bytes, group)) {
         copy_whole_rows<threads>(thread, dst, src, n * static_cast<int>(row_bytes));
         return;

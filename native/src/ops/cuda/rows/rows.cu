@@ -17,13 +17,16 @@ constexpr int64_t staged_floats = most_rotated;
 struct RowSide {
     uint8_t* rows;
     const SegmentLayout* segments;
+    int64_t page;
     int row_bytes, n_segments;
 
     __device__ RowSide(const RowTarget& of, bool is_k)
         : rows(is_k ? of.k_rows : of.v_rows),
           segments(is_k ? of.k_segments : of.v_segments),
+          page(is_k ? of.k_page : of.v_page),
           row_bytes(is_k ? of.k_row_bytes : of.v_row_bytes),
           n_segments(is_k ? of.n_k_segments : of.n_v_segments) {}
+    __device__ uint8_t* row(int64_t slot) const { return rows + row_offset(slot, page, row_bytes); }
 };
 
 // What describes rows depends on no earlier kernel, and a layer's weights have displaced it from the L2 cache.
@@ -62,7 +65,7 @@ __global__ void __launch_bounds__(row_threads, 1) store_kernel(const __grid_cons
     const RowSide side(to, is_k);
     const SegmentLayout* const segments = side.segments;
     const int n_segments = side.n_segments;
-    uint8_t* const row = side.rows + slot * side.row_bytes;
+    uint8_t* const row = side.row(slot);
     const int warp = threadIdx.x / 32;
     // comes with the values
     SegmentLayout segment = warp < n_segments ? segments[warp] : SegmentLayout{};
@@ -109,8 +112,8 @@ __global__ void __launch_bounds__(row_threads, 1) move_kernel(const __grid_const
     const RowSide from(p.from, is_k);
     const RowSide to(p.to, is_k);
     if (lies_in_token_blocks(to)) return;  // store_blocks writes these
-    const uint8_t* const src = from.rows + static_cast<int64_t>(p.from_slot[blockIdx.x]) * from.row_bytes;
-    uint8_t* const dst = to.rows + static_cast<int64_t>(p.to_slot[blockIdx.x]) * to.row_bytes;
+    const uint8_t* const src = from.row(p.from_slot[blockIdx.x]);
+    uint8_t* const dst = to.row(p.to_slot[blockIdx.x]);
     for (int i = threadIdx.x; i < (is_k ? p.k_width : p.v_width); i += row_threads) x[i] = 0.0f;
     __syncthreads();
     read_row(from.segments, from.n_segments, src, x);
@@ -178,8 +181,8 @@ __global__ void __launch_bounds__(block_threads) block_kernel(const __grid_const
     const int token = threadIdx.x % token_block_slots;
     const int first = static_cast<int>(blockIdx.x) * token_block_slots;
     const int64_t slot = p.from_slot != nullptr ? p.from_slot[first + token] : first + token;
-    const uint8_t* const row = p.rows + slot * p.row_bytes;
-    uint8_t* const block = p.to.k_rows + static_cast<int64_t>(p.to_slot[first]) * p.to.k_row_bytes;
+    const uint8_t* const row = p.rows + row_offset(slot, p.page, p.row_bytes);
+    uint8_t* const block = RowSide(p.to, true).row(p.to_slot[first]);
     unsigned turn = 0;
     for (int s = 0; s < p.to.n_k_segments; s++) {
         const SegmentLayout segment = p.to.k_segments[s];

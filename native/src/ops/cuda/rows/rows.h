@@ -14,6 +14,8 @@ struct RowTarget {
     uint8_t* v_rows;
     const SegmentLayout* k_segments;
     const SegmentLayout* v_segments;
+    int64_t k_page;
+    int64_t v_page;
     int32_t k_row_bytes;
     int32_t v_row_bytes;
     int32_t n_k_segments;
@@ -67,6 +69,7 @@ struct FindStepsArgs {
 // K of single rows into blocks of 32 tokens: the segments that are stored so, no others.
 struct BlockArgs {
     const uint8_t* rows;
+    int64_t page;  // from a page of rows to the next one
     int64_t row_bytes;
     const SegmentLayout* segments;  // of `rows`; null: these are f32, of all channels
     int32_t n_segments;

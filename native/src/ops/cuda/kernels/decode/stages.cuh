@@ -159,11 +159,12 @@ struct DecodeWarp {
     __device__ __forceinline__ void copy_side(int side, const Place& of, int at) const {
         uint8_t* const to = stages + at * stage_bytes + (side == 0 ? 0 : tile * p.k_pitch);
         const int pitch = side == 0 ? p.k_pitch : p.v_pitch;
-        const uint8_t* const rows = side == 0 ? p.regions[of.r].k_rows : p.regions[of.r].v_rows;
-        const uint32_t row_bytes = side == 0 ? p.regions[of.r].k_row_bytes : p.regions[of.r].v_row_bytes;
+        const RegionArgs& region = p.regions[of.r];
+        const uint8_t* const rows = side == 0 ? region.k_row(of.first) : region.v_row(of.first);
+        const uint32_t row_bytes = side == 0 ? region.k_row_bytes : region.v_row_bytes;
         const GroupTable& group = shared.groups[2 * of.r + side];
         if (in_blocks && group.kind == kind_f16_wide) {  // read where it lies, later
-            const uint8_t* const row = rows + static_cast<int64_t>(of.first + lane) * row_bytes + group.first;
+            const uint8_t* const row = rows + static_cast<int64_t>(lane) * row_bytes + group.first;
 #pragma unroll
             for (int i = 0; i < KB; i++) {
                 if (lane < of.n) prefetch(row + 128 * i);
@@ -171,7 +172,7 @@ struct DecodeWarp {
             return;
         }
         const int n = in_blocks && side == 0 ? tile : of.n;  // all rows of a block hold some of its numbers
-        copy_rows<32, rebuilds ? 2 : 1>(lane, to, pitch, rows, row_bytes, group, of.first, n);
+        copy_rows<32, rebuilds ? 2 : 1>(lane, to, pitch, rows, row_bytes, group, n);
     }
     // Both sides where they lie alike: half the instructions, which are a third of all with small rows.
     __device__ __forceinline__ void copy_both(const Place& of, int at) const {
@@ -182,9 +183,9 @@ struct DecodeWarp {
         const int row = small_quotient(lane, across);
         const int byte = 16 * (lane - row * across);
         uint8_t* to = stages + at * stage_bytes + row * p.k_pitch + byte;
-        const uint8_t* from =
-            region.k_rows + static_cast<int64_t>(of.first + row) * region.k_row_bytes + group.first + byte;
-        const ptrdiff_t to_values = region.v_rows - region.k_rows;
+        const uint8_t* const keys = region.k_row(of.first);
+        const uint8_t* from = keys + static_cast<int64_t>(row) * region.k_row_bytes + group.first + byte;
+        const ptrdiff_t to_values = region.v_row(of.first) - keys;
         const uint32_t step = static_cast<uint32_t>(down) * region.k_row_bytes;
 #pragma unroll 1
         for (int s = row < down ? row : tile; s < of.n; s += down, to += down * p.k_pitch, from += step) {
@@ -325,7 +326,7 @@ struct DecodeWarp {
             // past the last slot any row will do
             const int at = of.first + min(slot, of.n - 1);
             const RegionArgs& region = p.regions[of.r];
-            return region.k_rows + static_cast<int64_t>(at) * region.k_row_bytes + shared.groups[2 * of.r].first;
+            return region.k_row(at) + shared.groups[2 * of.r].first;
         };
         with_group_kind<Kind>(shared.groups[2 * of.r].kind, [&](auto kind) __attribute__((always_inline)) {
             read_rows<decltype(kind)::value, KB, MT>(
@@ -344,8 +345,7 @@ struct DecodeWarp {
     __device__ __forceinline__ const uint8_t* row_in_cache(int side, const Place& of, uint32_t used, int s) const {
         const RegionArgs& region = p.regions[of.r];
         const int at = of.first + ((used >> s & 1) != 0 ? s : __ffs(static_cast<int>(used)) - 1);
-        const int64_t row_bytes = side == 0 ? region.k_row_bytes : region.v_row_bytes;
-        return (side == 0 ? region.k_rows : region.v_rows) + at * row_bytes + shared.groups[2 * of.r + side].first;
+        return (side == 0 ? region.k_row(at) : region.v_row(at)) + shared.groups[2 * of.r + side].first;
     }
     // Scores of a tile by its kind. used: a bit a slot that holds a token, of which there are some
     __device__ __forceinline__ void score_tile(const Place& of, uint32_t used, const uint8_t* k_rows,

@@ -145,10 +145,10 @@ struct DirectBlock {
             }
             // a block's numbers lie in all of its rows
             const int n_k = BLOCKS ? min(tile, round_up(n, region.k_block)) : n;
-            copy_rows<n_threads>(threadIdx.x, at, p.k_pitch, region.k_rows, region.k_row_bytes,
-                                 region.k_groups[item.k_group], first, n_k);
-            copy_rows<n_threads>(threadIdx.x, at + tile * p.k_pitch, p.v_pitch, region.v_rows, region.v_row_bytes,
-                                 region.v_groups[item.v_group], first, n);
+            copy_rows<n_threads>(threadIdx.x, at, p.k_pitch, region.k_row(first), region.k_row_bytes,
+                                 region.k_groups[item.k_group], n_k);
+            copy_rows<n_threads>(threadIdx.x, at + tile * p.k_pitch, p.v_pitch, region.v_row(first), region.v_row_bytes,
+                                 region.v_groups[item.v_group], n);
         }
         copies_commit();
     }

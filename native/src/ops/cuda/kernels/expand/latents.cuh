@@ -69,8 +69,8 @@ __device__ inline ExpandSlot slot_of(const CutProblem& p, const Parts& parts, bo
     to.chunks = region.chunks + table.chunks;
     to.row_bytes = static_cast<int>(is_k ? region.k_row_bytes : region.v_row_bytes);
     to.in_block = is_k ? min(slot, last) % region.k_block : 0;
-    to.row =
-        (is_k ? region.k_rows : region.v_rows) + static_cast<int64_t>(min(slot, last)) * to.row_bytes + table.first;
+    const int held = min(slot, last);
+    to.row = (is_k ? region.k_row(held) : region.v_row(held)) + table.first;
     if (slot > last) return to;
     to.pos = region.pos[slot];
     to.seq = region.seq[slot];

@@ -123,6 +123,7 @@ __device__ __forceinline__ void multiply_latents(float (&acc)[64], const uint8_t
 // A warp's 16 slots of one region: those of lanes 4g … 4g + 3 are g and g + 8.
 struct LatentTile {
     const uint8_t* first;  // of the group, in slot 0
+    int64_t page;
     int row_bytes;
     int r, slot, last;
 
@@ -130,12 +131,13 @@ struct LatentTile {
         : r(parts.region_of(t)) {
         const RegionArgs& region = p.regions[r];
         first = (is_k ? region.k_rows : region.v_rows) + (is_k ? region.k_groups : region.v_groups)[group].first;
+        page = is_k ? region.k_page : region.v_page;
         row_bytes = static_cast<int>(is_k ? region.k_row_bytes : region.v_row_bytes);
         slot = (t - parts.tiles_before(r)) * expand_tile + resident_slots * (warp % 4);
         last = p.n_slots[r] - 1;
     }
     __device__ int slot_of(int s) const { return min(slot + s, last); }
-    __device__ const uint8_t* row(int s) const { return first + static_cast<int64_t>(slot_of(s)) * row_bytes; }
+    __device__ const uint8_t* row(int s) const { return first + row_offset(slot_of(s), page, row_bytes); }
 };
 
 // Bias and norm of keys, before RoPE. acc: of slots g and g + 8 as mma has them

@@ -15,6 +15,8 @@ struct FlashRegion {
     const uint8_t* v;
     const uint64_t* seq;
     const int32_t* pos;
+    int64_t k_page;  // bytes from a page of slots to the next one
+    int64_t v_page;
     int64_t k_step;  // bytes from slot to slot
     int64_t v_step;
     int n_slots;
@@ -77,6 +79,8 @@ struct FlashBlock {
                                region.v_rows + region.v_groups[item.v_group].first,
                                region.seq,
                                region.pos,
+                               region.k_page,
+                               region.v_page,
                                region.k_row_bytes,
                                region.v_row_bytes,
                                p.n_slots[thread]};
@@ -136,13 +140,13 @@ struct FlashBlock {
             }
             constexpr int down = n_threads / n_pieces;
             const int piece = thread % n_pieces;
-            const uint8_t* const k = from.k + 16 * piece;
-            const uint8_t* const v = from.v + 16 * piece;
+            const uint8_t* const k = from.k + row_offset(first, from.k_page, from.k_step) + 16 * piece;
+            const uint8_t* const v = from.v + row_offset(first, from.v_page, from.v_step) + 16 * piece;
             uint8_t* const column = to + piece * stage.piece;
 #pragma unroll
             for (int i = 0; i < slots / down; i++) {
                 const int slot = thread / n_pieces + down * i;
-                const int64_t at = first + min(slot, n - 1);
+                const int64_t at = min(slot, n - 1);
                 copy_async<16>(column + 16 * slot, k + at * from.k_step);
                 copy_async<16>(column + stage.side + 16 * slot, v + at * from.v_step);
             }

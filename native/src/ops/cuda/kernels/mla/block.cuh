@@ -17,13 +17,17 @@ __device__ inline int share_bounds(int shares_bits) { return (1 << shares_bits) 
 // One side of one region, in shared memory.
 struct MlaSide {
     const uint8_t* rows;  // slot 0, from the group's first byte
+    int64_t page;         // bytes from a page of slots to the next one
     uint32_t row_bytes;
     uint32_t bytes;  // of the group
     uint32_t lead;   // of the group's first byte behind a multiple of 16
     int32_t pitch;   // of a staged tile; 0: rows are read where they lie
     int32_t n_units;
     int32_t scales;  // byte of a row's group, from `rows`, where its four scales lie; -1: segments have their own
+    int32_t first;   // slot of the region, or of made keys, that is number 0 here
     uint8_t bounds[n_share_bounds];
+
+    __device__ const uint8_t* row(int slot) const { return rows + row_offset(first + slot, page, row_bytes); }
 };
 
 struct MlaRegion {
@@ -35,6 +39,12 @@ struct MlaRegion {
     int32_t first_step;
     int32_t end_step;
     int32_t key_row;  // of slot 0, in a chunk of keys
+
+    // Steps from this one on that lie in one page.
+    __device__ int steps_in_page(int step) const {
+        constexpr int page_steps = page_slots / step_slots;
+        return page_steps - ((v.first / step_slots + step) & (page_steps - 1));
+    }
 };
 
 struct MlaRow {
@@ -72,7 +82,8 @@ struct MlaTile {
     // step: its first one; end: of the part
     __device__ MlaTile(const MlaShared& own, const MlaSteps& steps, int step, int end) : r(steps.region_of(step)) {
         region = &own.regions[r];
-        next = min(min(end, region->end_step), step + region->most_steps);
+        const int most = min(region->most_steps, region->steps_in_page(step - region->first_step));
+        next = min(min(end, region->end_step), step + most);
         first = (step - region->first_step) * step_slots;
         slots = next - step > 2 ? 128 : (next - step) * step_slots;
         valid = min((next - step) * step_slots, region->n_slots - first);
@@ -83,11 +94,12 @@ struct MlaTile {
         int at[most_tile / step_slots];
 #pragma unroll
         for (int k = 0; k < most_tile / step_slots; k++) at[k] = i + k < end ? __ldg(steps + i + k) : -1;
+        const int most = min(region->most_steps, region->steps_in_page(slot_of_step(at[0]) / step_slots));
         int n = 1;
         bool on = true;
 #pragma unroll
         for (int k = 1; k < most_tile / step_slots; k++) {
-            on = on && k < region->most_steps && at[k] == at[0] + k;
+            on = on && k < most && at[k] == at[0] + k;
             n += on ? 1 : 0;
         }
         next = i + n;
@@ -182,6 +194,7 @@ __device__ inline void set_up(const MlaArgs& p, const MlaSteps& steps, const Mla
     MlaSide& side = is_k ? to.k : to.v;
     side.rows = (is_k ? region.k_rows : region.v_rows) + staged.first;
     side.row_bytes = is_k ? region.k_row_bytes : region.v_row_bytes;
+    side.page = is_k ? region.k_page : region.v_page;
     side.bytes = staged.bytes;
     side.lead = staged.first % 16;
     side.n_units = n;
@@ -192,15 +205,17 @@ __device__ inline void set_up(const MlaArgs& p, const MlaSteps& steps, const Mla
     side.scales = format_scaled_by_group(static_cast<Format>(unit.kind)) ? unit.affine & ~3 : -1;
     const auto of_region = [&](const int32_t (&x)[max_regions]) { return r == 0 ? x[0] : (r == 1 ? x[1] : x[2]); };
     const int first = of_region(n_slots.first);
+    side.first = 0;
     if (is_k && p.mla.keys.as == MlaK::scores) {
         side.pitch = 0;
     } else if (is_k && p.mla.keys.as == MlaK::rows) {
         side.row_bytes = static_cast<uint32_t>(p.n_kv * p.head_dim * 2);
-        side.rows = p.mla.keys.rows + static_cast<int64_t>(of_region(n_slots.key_row)) * side.row_bytes +
-                    item.head_kv * p.head_dim * 2;
+        side.page = int64_t{page_slots} * side.row_bytes;
+        side.rows = p.mla.keys.rows + item.head_kv * p.head_dim * 2;
+        side.first = of_region(n_slots.key_row);
         side.pitch = 0;
     } else {
-        side.rows += static_cast<int64_t>(first) * side.row_bytes;
+        side.first = first;
         side.lead = (side.lead + static_cast<uint32_t>(first) * side.row_bytes) % 16;
     }
     if (!is_k) return;
@@ -232,7 +247,7 @@ __device__ inline void copy_rows(uint8_t* stage, const MlaSide& side, const MlaT
     if (pitch == 0 || thread < 0) return;
     const auto row_bytes = static_cast<int>(side.row_bytes);
     const auto lead = static_cast<int>(staged_lead(side, tile));
-    const uint8_t* from = side.rows + static_cast<int64_t>(tile.first) * row_bytes - lead;
+    const uint8_t* from = side.row(tile.first) - lead;
     if (pitch == row_bytes) {  // as in memory
         const int end = lead + tile.valid * row_bytes;
         for (int at = 16 * thread; at < end; at += 16 * spare_threads) copy_async<16>(stage + at, from + at);
@@ -286,7 +301,7 @@ __device__ inline void copy_marks(MlaMarks& marks, const MlaScales& scales, cons
     copy_async<8>(&marks.seq[s], tile.region->seq + tile.first + s);
     const MlaSide& v = tile.region->v;
     if (v.scales < 0) return;
-    copy_async<4>(&scales.stored[s], v.rows + static_cast<int64_t>(tile.first + s) * v.row_bytes + v.scales);
+    copy_async<4>(&scales.stored[s], v.row(tile.first + s) + v.scales);
 }
 
 // Scales of V's slots as weights are multiplied with them: one format, or two, by every thread.

@@ -208,7 +208,7 @@ __device__ __forceinline__ void score_tile(const MlaArgs& p, const MlaShared& ow
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int s = min(first_slot + g + 8 * i, tile.valid - 1);
-            rows[i] = side.rows + static_cast<int64_t>(tile.first + s) * side.row_bytes;
+            rows[i] = side.row(tile.first + s);
         }
         if constexpr (K == MlaK::rows) {
             if (u < end) score_heads<NT>(scores, rows, u, end, p.head_dim / unit_channels, own, queries, lane);

@@ -115,7 +115,7 @@ __device__ __forceinline__ void sum_tile(UnitSums<NT> (&sums)[U], const MlaTile&
     const auto sum = [&](auto n, int first, MlaUnit unit) __attribute__((always_inline)) {
         constexpr int N = decltype(n)::value;
         if (K != MlaK::values && side.pitch == 0) {
-            const uint8_t* const rows = side.rows + static_cast<int64_t>(tile.first) * side.row_bytes;
+            const uint8_t* const rows = side.row(tile.first);
             return sum_units<NT, 16, N, U>(sums, first, rows, static_cast<int>(side.row_bytes), unit, weights, n16,
                                            tokens, lane);
         }

@@ -180,11 +180,11 @@ struct PrefillBlock {
                 copy_async<4>(pos + maker_thread, region.pos + first + maker_thread);
             }
             const int n_k = min(TILE, round_up(n, region.k_block));  // all rows of a block hold some of its numbers
-            copy_tile<TILE, 32 * makers>(maker_thread, at, p.k_pitch, region.k_rows, region.k_row_bytes,
-                                         shared.groups[2 * r], first, n_k);
+            copy_tile<TILE, 32 * makers>(maker_thread, at, p.k_pitch, region.k_row(first), region.k_row_bytes,
+                                         shared.groups[2 * r], n_k);
             if (!in_keys) {
-                copy_tile<TILE, 32 * makers>(maker_thread, at + TILE * p.k_pitch, p.v_pitch, region.v_rows,
-                                             region.v_row_bytes, shared.groups[2 * r + 1], first, n);
+                copy_tile<TILE, 32 * makers>(maker_thread, at + TILE * p.k_pitch, p.v_pitch, region.v_row(first),
+                                             region.v_row_bytes, shared.groups[2 * r + 1], n);
             }
         }
         issue_stage = issue_stage + 1 >= p.stages ? 0 : issue_stage + 1;
@@ -205,8 +205,8 @@ struct PrefillBlock {
             of.seq = reinterpret_cast<const uint64_t*>(of.v + TILE * p.v_pitch);
             of.pos = reinterpret_cast<const int32_t*>(of.seq + TILE);
         } else {
-            of.k = region.k_rows + int64_t{first} * of.k_step + shared.groups[2 * r].first;
-            of.v = region.v_rows + int64_t{first} * of.v_step + shared.groups[2 * r + 1].first;
+            of.k = region.k_row(first) + shared.groups[2 * r].first;
+            of.v = region.v_row(first) + shared.groups[2 * r + 1].first;
             of.seq = region.seq + first;
             of.pos = region.pos + first;
         }

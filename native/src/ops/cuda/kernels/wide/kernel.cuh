@@ -63,6 +63,7 @@ __global__ void __launch_bounds__(n_wide_threads, 1)
         WideSource from;
         from.group = is_k ? region.k_groups[item.k_group] : region.v_groups[item.v_group];
         from.row_bytes = is_k ? region.k_row_bytes : region.v_row_bytes;
+        from.page = is_k ? region.k_page : region.v_page;
         from.rows = is_k ? region.k_rows : region.v_rows;
         from.seq = region.seq;
         from.pos = region.pos;

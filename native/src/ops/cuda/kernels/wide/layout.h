@@ -38,6 +38,7 @@ struct alignas(16) WideSource {
     const uint8_t* rows;  // slot 0; copies begin at group.first
     const uint64_t* seq;
     const int32_t* pos;
+    int64_t page;  // bytes from a page of slots to the next one
     uint32_t row_bytes;
     int32_t n_slots;
     int32_t tiles_before;

@@ -149,6 +149,7 @@ struct WidePart {
             const WideSource& from = sources[2 * region_of(i) + side];
             const int first = (tile_begin + i - from.tiles_before) * tile;
             const int n = min(tile, from.n_slots - first);
+            const uint8_t* const rows = from.rows + row_offset(first, from.page, from.row_bytes);
             if (side == 0 && static_cast<int>(threadIdx.x) < tile) {
                 uint64_t* const seq = seq_of(i);
                 copy_mark(seq, reinterpret_cast<int32_t*>(seq + tile), from.seq + first, from.pos + first,
@@ -167,28 +168,26 @@ struct WidePart {
             if (!bulk) {
                 if (threadIdx.x == 0) rows_arrive.announce(0);
                 if (from.whole != 0) {
-                    copy_whole_rows<n_wide_threads>(threadIdx.x, to, from.rows + static_cast<int64_t>(first) * pitch,
-                                                    n * pitch);
+                    copy_whole_rows<n_wide_threads>(threadIdx.x, to, rows, n * pitch);
                 } else {
-                    copy_rows<n_wide_threads>(threadIdx.x, to, pitch, from.rows, from.row_bytes, group, first, n);
+                    copy_rows<n_wide_threads>(threadIdx.x, to, pitch, rows, from.row_bytes, group, n);
                 }
             } else if (from.whole != 0) {
                 // a piece a warp; the last bytes are no 16
                 const int all = n * pitch;
-                const uint8_t* const src = from.rows + static_cast<int64_t>(first) * pitch;
                 const int piece = round_up((tile * pitch + issuers - 1) / issuers, 16);
                 const int begin = issuer * piece;
                 const int bytes = min(all / 16 * 16, begin + piece) - begin;
                 if (threadIdx.x == 0) rows_arrive.announce(all / 16 * 16);
-                if (lane == 0 && issuer >= 0 && bytes > 0) rows_arrive.copy(to + begin, src + begin, bytes);
+                if (lane == 0 && issuer >= 0 && bytes > 0) rows_arrive.copy(to + begin, rows + begin, bytes);
                 const int last = all / 16 * 16 + 4 * static_cast<int>(threadIdx.x);
-                if (last < all) copy_async<4>(to + last, src + last);
+                if (last < all) copy_async<4>(to + last, rows + last);
             } else {
                 const int bytes = static_cast<int>(group.bytes);
                 if (threadIdx.x == 0) rows_arrive.announce(n * bytes);
                 const int s = lane * issuers + issuer;
                 if (issuer >= 0 && s < n) {
-                    const uint8_t* const row = from.rows + static_cast<int64_t>(first + s) * from.row_bytes;
+                    const uint8_t* const row = rows + static_cast<int64_t>(s) * from.row_bytes;
                     rows_arrive.copy(to + s * pitch, row + group.first, bytes);
                 }
             }
