@@ -17,13 +17,14 @@ of the same commit.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import subprocess
 import sys
 import time
 from concurrent import futures
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ LEAST = 3e-6  # nats that no cell is held to
 OF_ROUNDING = 4.0  # how often what f32 rows differ by is allowed, and what f16 weights do to the same rows
 OF_NOISE = 2.0
 
+GROWING = " growing"  # of a kind's name
 RANDOM = "tiny-mla"  # bench/inputs/random_model.py writes it
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # kinds run beside each other
@@ -68,10 +70,15 @@ class Kind:
     name: str
     kv: str = ""  # a cache type for the plain file
     convert: tuple[str, ...] = ()  # or options that make the file
+    grows: bool = False  # its window: more than that is exact, beside compressed tokens
 
     @property
     def file(self) -> str:
-        return f"{self.model}-{self.name.replace(' ', '-')}.gguf" if self.convert else f"{self.model}.gguf"
+        name = self.name.removesuffix(GROWING).replace(" ", "-")
+        return f"{self.model}-{name}.gguf" if self.convert else f"{self.model}.gguf"
+
+    def growing(self) -> Kind:
+        return replace(self, name=self.name + GROWING, grows=True)
 
 
 def _of(model: str, kvs: tuple[str, ...], converted: dict[str, tuple[str, ...]]) -> list[Kind]:
@@ -90,6 +97,11 @@ KINDS = (
         ("f16", "q8_0", "q4_0", "balanced", "small", "smaller", "smallest"),
         _speed("28", "14", "8.5") | SIZE,
     )
+    + [Kind("smollm2", "small", kv="small").growing()]
+    + [
+        Kind("smollm2", f"speed {budget}", convert=_speed(budget)[f"speed {budget}"]).growing()
+        for budget in ("28", "14")
+    ]
     + _of("gemma3-270m", ("f16", "q8_0"), _speed("14") | SIZE)
     + _of("demo-hybrid", ("f16", "q8_0"), _speed("14") | SIZE)
     + _of(RANDOM, ("f16", "q8_0"), {"plan 14": ("--plan", "14")})
@@ -101,8 +113,12 @@ def made(kind: Kind, work: Path, device: str) -> Path:
     path = work / kind.file
     if kind.model in real_models.MODELS and not kind.convert:
         return real_models.model_path(kind.model)
-    if path.exists():
-        return path
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two kinds may have one file
+        return path if path.exists() else _made(kind, path, work, device)
+
+
+def _made(kind: Kind, path: Path, work: Path, device: str) -> Path:
     if kind.model == RANDOM:
         program = str(Path(__file__).resolve().parent.parent / "inputs" / "random_model.py")
         return _written([program, RANDOM], path, list(kind.convert))
@@ -137,18 +153,26 @@ class Sequence:
 
 
 class Depth:
-    """A session whose sequences have about the same length."""
+    """A session whose sequences have about the same length.
 
-    def __init__(self, model: _core.Model, kv: str, text: list[int], depth: int, most: int) -> None:
+    Where windows grow, states are made in a context that the sequence nearly fills, so that it has exact
+    tokens and compressed ones, and are read in one so large that nothing else leaves.
+    """
+
+    def __init__(self, model: _core.Model, of: Kind, text: list[int], depth: int, most: int) -> None:
         room = depth + MOST + 32
         options: dict[str, Any] = {
-            "n_ctx": most * room,
+            "n_ctx": most * room * (8 if of.grows else 1),
             "n_seq_max": most,
             "prefill": "eager",
             "n_threads": 1,
-        }
-        self.session = _core.Session(model, **planned(model, options | ({"kv": kv} if kv else {})))
-        self.kv, self.depth, self.text, self.most = kv, depth, text, most
+            "fixed_window": not of.grows,
+        } | ({"kv": of.kv} if of.kv else {})
+        self.session = _core.Session(model, **planned(model, options))
+        self.maker = self.session
+        if of.grows:
+            self.maker = _core.Session(model, **planned(model, options | {"n_ctx": room, "n_seq_max": 1}))
+        self.of, self.depth, self.text, self.most = of, depth, text, most
         self.sequences: list[Sequence] = []
 
     def add(self, n: int, with_pieces: bool) -> None:
@@ -156,9 +180,9 @@ class Depth:
         depth = self.depth + n % 5
         start = (n * 331) % (len(self.text) - depth - MOST)
         tokens = self.text[start : start + depth + MOST]
-        self.session.clear()
-        self.session.decode(tokens[:depth], output="none")
-        sequence = Sequence(self.session.seq_state_bytes(0), tokens, depth, [], [])
+        self.maker.clear()
+        self.maker.decode(tokens[:depth], output="none")
+        sequence = Sequence(self.maker.seq_state_bytes(0), tokens, depth, [], [])
         sequence.steps = self.alone(sequence, SINGLES)
         if with_pieces:
             sequence.pieces = [self.alone(sequence, run) for run in RUNS]
@@ -176,7 +200,7 @@ class Depth:
 
     def noise(self, other: _core.Model) -> list[float]:
         """Divergence of what sequences with pieces say alone with another model's weights, a token each."""
-        beside = Depth(other, self.kv, self.text, self.depth, self.most)  # rings depend on n_ctx
+        beside = Depth(other, self.of, self.text, self.depth, self.most)  # rings depend on n_ctx
         values = []
         for sequence in self.sequences:
             for run, alone in zip(RUNS, sequence.pieces, strict=False):
@@ -238,7 +262,7 @@ def measured(kind: Kind, args: argparse.Namespace) -> dict[str, Any]:
     cells: dict[str, list[tuple[float, int]]] = {}
     noise: list[list[float]] = []
     for depth in DEPTHS:
-        at = Depth(model, kind.kv, text, depth, most)
+        at = Depth(model, kind, text, depth, most)
         if gpu and not at.session.implementations["latent_attn"].startswith("fused cuda"):
             got = at.session.implementations
             raise SystemExit(f"error: [agree] expected fused attention on the GPU; got {got}")

@@ -35,6 +35,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     made.add_argument("--groups", default="", help="some of them, comma separated")
     made.add_argument("--problems", type=int, default=0, help="the first ones of every group (default: all)")
     made.add_argument("--parallel", type=int, default=4, help="at a time (default: 4)")
+    made.add_argument("--context", type=int, default=0, help="tokens for each (default: as the task needs)")
     made.add_argument("--seconds", type=float, default=0, help="of a cache, then the next one is tried")
     made.add_argument("--score", action="store_true", help="ask nothing: score what all caches answered")
     made.add_argument("--pairs", action="store_true", help="ask nothing: each cache beside f16 on the same")
@@ -144,7 +145,7 @@ class Run:
         """Asks for what is left until the time is over and adds it to `solved`; why a problem was refused.
         The row so far is written every few seconds."""
         parallel = scale(cache, min(self.args.parallel, len(self.task.problems)))
-        room = max(self.task.groups.values()) * parallel
+        room = (self.args.context or max(self.task.groups.values())) * parallel
         options = ["-np", str(parallel), "-c", str(room), "--temp", "0", *cache.options, "--cache-ram", "0"]
         options += ["-ngl", "99"] if self.args.device == "cuda" else []
         options += ["-t", str(self.args.threads)] if self.args.threads else []

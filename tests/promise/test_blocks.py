@@ -316,7 +316,10 @@ def test_a_wide_channel_of_k_is_why(plain: Any) -> None:
     exact = session(plain, kv="f32").decode(ids, output="all")
     error = {
         k: distance(
-            one_by_one(session(plain, kv_k=k, kv_v="f16", sink=4, recent=32, kv_rotate=False, fixed_window=True), ids), exact
+            one_by_one(
+                session(plain, kv_k=k, kv_v="f16", sink=4, recent=32, kv_rotate=False, fixed_window=True), ids
+            ),
+            exact,
         )
         for k in ("q2", "c2")
     }

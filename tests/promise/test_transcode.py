@@ -83,7 +83,13 @@ def test_exact_full_rows_become_those_that_the_session_would_have_written(
 @pytest.mark.parametrize("options", FORMATS, ids=str)
 def test_up_nothing_is_lost_again(plain: Any, options: dict[str, Any]) -> None:
     """What comes next is in f32 in both sessions; the rows before are the same numbers in other formats."""
-    windows: dict[str, Any] = {"sink": 4, "recent": 32, "kv_sink": "f32", "kv_recent": "f32", "fixed_window": True}
+    windows: dict[str, Any] = {
+        "sink": 4,
+        "recent": 32,
+        "kv_sink": "f32",
+        "kv_recent": "f32",
+        "fixed_window": True,
+    }
     source = lazy(plain, **(options | windows))
     state, want = source.state_bytes(), next_logits(source)
     restored, lost = into(state, plain, kv="f32", **windows)

@@ -84,8 +84,7 @@ Placement KvCache::make_placement(const HParams& hparams) {
     rows_.add_middle(middle, evicts, slots.ring);
 
     const Arena arena = shares ? rows_.share_memory(slots.least_exact) : Arena{};
-    const int exact = shares ? std::min(arena.exact_beside(0), whole_pages(options_.n_ctx)) : slots.recent;
-    Placement placement(options_, {slots.sink, exact, slots.middle, blocks ? token_block_slots : 1}, hparams.n_layer);
+    Placement placement(options_, {slots.sink, shares ? arena.most_exact : slots.recent, slots.middle, blocks ? token_block_slots : 1}, hparams.n_layer);
     if (shares) placement.share(arena);
     if (slots.ring > 0) placement.select(std::make_unique<Ring>(slots.ring, slots.window), slots.in_ring);
     if (evicts) add_eviction(placement, slots.in_ring);
@@ -163,8 +162,9 @@ std::vector<SlotRef> KvCache::claim(const NewTokens& tokens) {
     const auto n = static_cast<int>(tokens.size());
     if (placement_.has_tiers()) {
         placement_.check_room(tokens.size());
-        const int n_exact = std::min(n, placement_.most_exact());
-        make_exact_room(n_exact == n ? n : placement_.most_exact(n), n - n_exact);
+        // of tokens that do not all find room the latest are exact, and as many as beside all others in the middle
+        const int n_exact = n <= placement_.most_exact() ? n : placement_.most_exact(n);
+        make_exact_room(n_exact, n_exact == n ? 0 : n);
     } else if (placement_.takes_blocks()) {
         // guesses that were taken push tokens out late
         if (placement_.cells(placement_.recent()).n_free() < n) demote(placement_.due({}));

@@ -157,7 +157,7 @@ def test_the_forecast_is_what_decoding_the_same_text_measures(
     for window in forecast.held_back(sample):
         logs = []
         for model, kv in ((plain, {"kv": "f32"}), (planned, {})):
-            live = core.Session(model, n_ctx=768, n_threads=1, n_ubatch=1, **kv)
+            live = core.Session(model, n_ctx=768, n_threads=1, n_ubatch=1, fixed_window=True, **kv)
             logits = torch.from_numpy(live.decode(window.tolist(), output="all"))
             logs.append(logits[len(window) // 2 : -1].double().log_softmax(-1))
         seen.append(reference.divergence(*logs))

@@ -127,7 +127,7 @@ def test_what_is_forecast_is_allocated(master: str, options: dict[str, Any]) -> 
     from latentkv.plan.master import planned
 
     with Llama(master, **({"n_ctx": 2048} | options)) as llama:
-        llama.eval(list(range(1, 1200)))
+        llama.eval([1 + i % 1000 for i in range(2000)])  # some have left the exact rows
         sizes = {"n_seq_max": options.get("n_seq_max", 1), "n_ubatch": options.get("n_ubatch", 512)}
         rows = planned(llama.model, {"kv": options.get("kv", ""), "recent": options.get("recent", -1)})
         if budget := llama.fit.options.kv_budget:
@@ -135,7 +135,9 @@ def test_what_is_forecast_is_allocated(master: str, options: dict[str, Any]) -> 
         told = llama.model.forecast(llama.n_ctx(), **rows, **sizes)
         allocated = llama.session.kv_bytes()["total"] + llama.session.compute_bytes() + told["weights"]
         assert needs(told)[None].total == pytest.approx(allocated, rel=0.02)
-        assert told["compute"] == pytest.approx(llama.session.compute_bytes(), rel=0.02)
+        # a whole ubatch that is exact beside compressed tokens takes most, and not every context has that
+        taken = llama.session.compute_bytes()
+        assert 0.98 * taken <= told["compute"] <= 1.08 * taken
         assert ("fit: -c" in llama.fit.said) == ("auto" in options.values())
 
 

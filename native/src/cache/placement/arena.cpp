@@ -36,7 +36,7 @@ int Arena::target_beside(int middle_slots) const {
         const int64_t left = of.bytes - of.exact_page - of.middle_page - middle_slots * of.middle_page / page_slots;
         tokens = std::min(tokens, left * page_slots / of.exact_page);
     }
-    return static_cast<int>(std::max<int64_t>(least_exact, tokens));
+    return static_cast<int>(std::clamp<int64_t>(tokens, least_exact, most_exact));
 }
 
 }  // namespace lkv

@@ -17,6 +17,7 @@ struct Arena {
     };
     std::vector<Device> devices;  // none: exact rows have memory of their own
     int least_exact = 0;          // slots that the fullest middle leaves, whole pages
+    int most_exact = 0;           // slots that there are cells for
 
     bool is_shared() const { return !devices.empty(); }
     // Slots in whole pages that fit beside so many of the others.

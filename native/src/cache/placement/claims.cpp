@@ -53,7 +53,8 @@ std::vector<int32_t> Placement::first_recent(const NewTokens& tokens) const {
     if (has_tiers() && tokens.settles) {
         uint64_t sequences = 0;
         for (const int32_t s : tokens.seq) sequences |= bit(s);
-        n_exact = cells(recent_).n_free() / std::max(1, std::popcount(sequences)) - cells(middle()).block() + 1;
+        const int room = std::min(cells(recent_).n_free(), -excess(0, static_cast<int>(tokens.size()), {}));
+        n_exact = room / std::max(1, std::popcount(sequences)) - cells(middle()).block() + 1;
     }
     for (size_t i = 0; tokens.settles && i < tokens.size(); i++) {
         const int window = std::max(options_.window(tokens.pos[i] + 1), n_exact);
@@ -84,6 +85,7 @@ void Placement::place(const NewTokens& tokens, std::vector<SlotRef>& slots) {
     const auto enter_middle = [&](std::span<const size_t> all, size_t n_left) {
         std::vector<Token> entering;
         for (const size_t i : all) entering.push_back(tokens[i]);
+        limit_cells();
         const std::vector<int> claimed = regions_.back().claim(entering);
         for (size_t n = 0; n < all.size(); n++) {
             if (n < claimed.size()) {

@@ -48,22 +48,26 @@ Arena Rows::share_memory(int least_exact) {
     return arena;
 }
 
-// More exact tokens need more cells. These come off the rows where the fullest middle leaves some, so that a cache takes no more memory than
-// one with a fixed window.
+// More exact tokens need more cells. These come off the rows, as far as the fullest middle leaves some, so that a cache takes no more memory
+// than one with a fixed window; beyond that a thousandth may be added.
 void Rows::pay_for_cells(Arena& arena, int n_runs) {
-    const int64_t more = std::min(arena.exact_beside(0), whole_pages(options_.n_ctx)) -
-                         regions_[static_cast<size_t>(recent_)].n_slots;
-    const int64_t due = (more * static_cast<int64_t>(Cells::bytes_per_slot()) / n_runs + 64) / 64 * 64;
+    const int n_least = regions_[static_cast<size_t>(recent_)].n_slots;
     // what is exact at the end is not in the middle, but for batches that wait
     const int exact = std::max(0, arena.least_exact - 2 * demotion_batch * options_.n_seq_max);
     const int compressed = whole_pages(regions_[static_cast<size_t>(middle_)].n_slots - exact);
+    const auto cell = static_cast<int64_t>(Cells::bytes_per_slot());
+    const int64_t most = std::min(arena.exact_beside(0), whole_pages(options_.n_ctx)) - n_least;
+    const int64_t due = (std::max<int64_t>(0, most) * cell / n_runs + 64) / 64 * 64;
+    int64_t allowed = 0;
     for (Arena::Device& of : arena.devices) {
         const int64_t least =
             arena.least_exact / page_slots * of.exact_page + compressed / page_slots * of.middle_page;
         const int64_t paid = std::max<int64_t>(0, std::min(due, (of.bytes - least) / 64 * 64));
+        allowed += paid + of.bytes / 1000;
         of.bytes -= paid;
         for_cells_.push_back(static_cast<size_t>(paid));
     }
+    arena.most_exact = std::max(arena.least_exact, n_least + static_cast<int>(std::min(most, allowed / cell)));
 }
 
 }  // namespace lkv

@@ -31,6 +31,8 @@ public:
         if (run.on_gpu()) run_on_gpu(shape);
         shape.first_layer = run.first_layer;
         shape.end_layer = run.end_layer;
+        // new tokens are exact, unless they are more than there is room for
+        shape.to_middle = !cache_.placement().has_tiers() || plan_.cache.ubatches.sees_own_rows;
         const size_t bytes = measure(shape, run);
         if (!run.on_gpu()) return bytes;
         // K, V and Q of every layer keep their memory in a small batch: more than a ubatch's graph where ubatches are short; in longer ones Q

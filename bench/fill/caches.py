@@ -1,0 +1,51 @@
+"""Sessions that are filled side by side: of a file as it is, of a fixed window, of the plain model in f16."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from latentkv import _core
+from latentkv.plan.master import planned
+
+
+@dataclass(frozen=True)
+class Cache:
+    """NAME=FILE or NAME=FILE:WORD,WORD: `fixed`, `exact-FORMAT` of exact rows, or a cache type of the file."""
+
+    name: str
+    file: str
+    kv: str = ""
+    fixed: bool = False
+    exact: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Cache:
+        name, _, rest = text.partition("=")
+        file, _, words = rest.partition(":")
+        exact = [word.removeprefix("exact-") for word in words.split(",") if word.startswith("exact-")]
+        others = [
+            word for word in words.split(",") if word and word != "fixed" and not word.startswith("exact-")
+        ]
+        if not name or not file or len(others) > 1:
+            raise SystemExit(f"error: [fill] expected NAME=FILE[:KV,fixed]; got {text!r}")
+        return cls(name, file, others[0] if others else "", "fixed" in words.split(","), "".join(exact))
+
+
+def session(model: _core.Model, cache: Cache, n_ctx: int, **options: Any) -> Any:
+    asked: dict[str, Any] = {"n_ctx": n_ctx, "fixed_window": cache.fixed, "prefill": "eager"} | options
+    if cache.exact:
+        asked |= {"kv_recent": cache.exact, "kv_sink": cache.exact}
+    return _core.Session(model, **planned(model, asked | ({"kv": cache.kv} if cache.kv else {})))
+
+
+def opened(caches: list[Cache], layers: int, weights: str) -> dict[str, Any]:
+    """Models by their files, each opened once."""
+    files = dict.fromkeys(cache.file for cache in caches)
+    return {file: _core.Model(file, n_gpu_layers=layers, weights=weights) for file in files}
+
+
+def exact(session: Any) -> int:
+    """Tokens that are exact now."""
+    regions = {region["name"]: region["used"] for region in session.kv_bytes()["regions"]}
+    return int(sum(regions.values()) - regions["middle"])
