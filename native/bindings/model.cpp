@@ -223,6 +223,8 @@ py::dict kv_bytes_dict(const lkv::KvBytes& bytes) {
     }
     out["regions"] = regions;
     out["layer_slots"] = bytes.layer_slots;
+    out["all_exact"] = bytes.all_exact;
+    out["exact_at"] = std::vector<int>(bytes.exact_at, bytes.exact_at + 3);
     return out;
 }
 

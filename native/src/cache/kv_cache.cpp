@@ -149,6 +149,11 @@ KvBytes KvCache::bytes() const {
     if (options_.recent_ratio > 0) {
         total.per_token += options_.recent_ratio * (row_bytes(placement_.recent()) - row_bytes(middle));
     }
+    for (const int i : {0, 1, 2}) total.exact_at[i] = placement_.exact_of(options_.n_ctx / (4 >> i));
+    for (int step = 1 << 28; step > 0; step /= 2) {
+        const int64_t n = int64_t{total.all_exact} + step;
+        if (n <= options_.n_ctx && placement_.exact_of(static_cast<int>(n)) == n) total.all_exact = static_cast<int>(n);
+    }
     for (int il = 0; il < placement_.n_layers(); il++) {
         total.layer_slots.push_back(placement_.cells(middle, il).capacity());
     }

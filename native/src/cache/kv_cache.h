@@ -36,6 +36,9 @@ struct KvBytes {
     double share = 0;          // of f16's bytes, per token: per_token of f16_total / n_cells
     std::vector<RegionBytes> regions;
     int n_cells = 0;               // tokens of the context: cells of the middle
+    // Of a single sequence: tokens up to which all are exact, and how many are at a quarter, a half and all of the context.
+    int all_exact = 0;
+    int exact_at[3] = {};
     std::vector<int> layer_slots;  // slots of each layer's middle, or of its ring
     std::vector<size_t> runs;      // bytes of k, v and states of each of KvCacheOptions::runs
     size_t total() const { return k + v + cells + states + snapshots; }

@@ -93,8 +93,10 @@ class Conversation:
         llama, kv = self.llama, self.llama.kv_bytes()
         cell = kv["cells"] / sum(region["slots"] for region in kv["regions"])
         used = sum(r["used"] * ((r["k"] + r["v"]) / r["slots"] + cell) for r in kv["regions"]) + kv["states"]
+        held = {region["name"]: region["used"] for region in kv["regions"]}
+        exact = sum(held.values()) - held["middle"]
         return (
-            f"context {llama.n_tokens}/{llama.n_ctx()} tokens | "
+            f"context {llama.n_tokens}/{llama.n_ctx()} tokens{f', {exact} exact' if held['middle'] else ''} | "
             f"KV {bytes_text(used)} of {bytes_text(kv['total'])}"
         )
 

@@ -83,6 +83,7 @@ def _facts(file: dict[str, Any], layers: Sequence[dict[str, Any]]) -> str:
         ("cache", _cache_text(file)),
         *([("factors", _factors(file))] if file["latent"] else []),
         *([("exact", kept)] if (kept := _exact(file["regions"])) else []),
+        *([("room", room)] if (room := _room(file["regions"])) else []),
         *([("prefill", _PREFILL[prefill])] if file["latent"] or prefill == "lazy" else []),
         *([("recipe", str(file["recipe"]))] if file["recipe"] else []),
     ]
@@ -150,6 +151,17 @@ def _exact(regions: Mapping[str, Any]) -> str:
     return ", ".join(
         filter(None, (first, f"the latest {latest} in {regions['recent_format']}" if latest else ""))
     )
+
+
+def _room(regions: Mapping[str, Any]) -> str:
+    """`all of up to 6560 tokens are exact; of a quarter, half and all of the context 6560, 5216 and 260`, or ""
+    where no more than the window is."""
+    everything, at = regions.get("all_exact", 0), regions.get("exact_at", [0])
+    if everything <= at[-1]:
+        return ""
+    quarter, half, whole = at
+    told = f"all of up to {everything} tokens are exact while there is room; of a quarter, half and all of the"
+    return f"{told} context {quarter}, {half} and {whole}"
 
 
 def _layers(layers: list[dict[str, Any]]) -> list[Block]:

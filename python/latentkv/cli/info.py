@@ -89,7 +89,7 @@ def summary(model: Any, path: str, latent_path: str, formats: list[str], on_gpu:
 
 def regions_in_use(own: Mapping[str, Any], asked: SessionOptions, cache: Mapping[str, Any]) -> dict[str, Any]:
     """Model.regions with what is asked for instead; cache: its forecast."""
-    exact = {name: cache[name] for name in ("sink", "recent", "recent_ratio")}
+    exact = {name: cache[name] for name in ("sink", "recent", "recent_ratio", "all_exact", "exact_at")}
     words = {"sink_format": asked.kv_sink, "recent_format": asked.kv_recent, "prefill": asked.prefill}
     return {**own, **exact, **{name: value for name, value in words.items() if value}}
 

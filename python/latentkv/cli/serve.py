@@ -201,10 +201,16 @@ def _told(args: argparse.Namespace, serving: Serving, address: str) -> str:
     share = 100 * told["total"] / told["f16_total"]
     return (
         f"{printable(serving.name)}: {args.parallel} sequences share {serving.about['n_ctx']} tokens; the "
-        f"cache takes {bytes_text(told['total'])} ({share:.3g} % of f16); attention: "
+        f"cache takes {bytes_text(told['total'])} ({share:.3g} % of f16){_exact(told)}; attention: "
         f"{told['implementation']}\n"
         f"{address}{' (chat page)' if args.page else ''}, OpenAI's API at {address}/v1"
     )
+
+
+def _exact(told: dict[str, Any]) -> str:
+    if told["all_exact"] in (0, told["exact_at"][-1]):
+        return ""
+    return f", exact up to {told['all_exact']} tokens, {told['exact_at'][-1]} in a full one"
 
 
 def _keys(args: argparse.Namespace) -> list[str]:

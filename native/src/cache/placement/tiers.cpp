@@ -31,6 +31,18 @@ int32_t Placement::first_exact(int seq, int32_t n_guesses) const {
     return newest - options_.window(newest + 1) + 1;
 }
 
+int Placement::exact_of(int n_tokens) const {
+    const int sinks = sink_ < 0 ? 0 : std::min(n_tokens, options_.sink);
+    const int others = n_tokens - sinks;
+    int exact = recent_ < 0 ? 0 : std::min(others, options_.window(n_tokens));
+    if (!arena_.is_shared()) return sinks + exact;
+    const auto fits = [&](int n) { return n + spare_ <= arena_.target_beside(others - n + reserve_); };
+    for (int step = 1 << 28; step > 0; step /= 2) {
+        if (exact + step <= others && fits(exact + step)) exact += step;
+    }
+    return sinks + exact;
+}
+
 int Placement::most_exact(int n_settling) const {
     if (!arena_.is_shared()) return options_.ubatches.exact;
     const Cells& exact = cells(recent_);
