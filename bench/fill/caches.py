@@ -11,7 +11,7 @@ from latentkv.plan.master import planned
 
 @dataclass(frozen=True)
 class Cache:
-    """NAME=FILE or NAME=FILE:WORD,WORD: `fixed`, `exact-FORMAT` of exact rows, or a cache type of the file."""
+    """NAME=FILE or NAME=FILE:WORD,WORD: `fixed`, `exact-FORMAT` of exact rows, or a cache type."""
 
     name: str
     file: str

@@ -57,8 +57,12 @@ class Job:
     def is_reference(self) -> bool:
         return self.file == self.plain and self.options == {"kv": "f16"}
 
+    def cache(self) -> dict[str, Any]:
+        """Windows are fixed: what a full cache loses, whatever room there is."""
+        return self.options | {"fixed_window": True}
+
     def threaded(self) -> dict[str, Any]:
-        return self.options | {"n_threads": self.threads, "n_threads_batch": self.threads}
+        return self.cache() | {"n_threads": self.threads, "n_threads_batch": self.threads}
 
 
 def run(job: Job) -> dict[str, Any]:
@@ -83,7 +87,7 @@ def sizes(model: Any, plain: Any, job: Job) -> dict[str, Any]:
     from latentkv import _core
     from latentkv.plan.master import planned
 
-    options = planned(model, job.options)
+    options = planned(model, job.cache())
     session = _core.Session(model, n_ctx=job.n_ctx, n_threads=job.threads, **options)
     where = session.implementations["latent_attn"]
     if job.gpu_layers and "fused cuda" not in where:

@@ -281,10 +281,11 @@ class Session:
         states, as many as there are now, "snapshots_most", "per_token": float, "f16_per_token": float,
         "f16_total": of f16's rows and cells for the whole context, "share": of f16's bytes per token, float,
         "n_cells": tokens of the context, "cell_bytes": of one cell, "regions": [{"name", "slots", "used",
-        "k", "v"}], "layer_slots": [int], "all_exact": tokens up to which all of a single sequence are
-        exact, "exact_at": [how many are at a quarter, a half and all of the context]}; used: slots that hold a token, under eviction in the layer that has
-        most; layer_slots: of every layer those of its compressed rows, fewer where it has a sliding window or
-        evicts; per_token: of the context, at n_ctx."""
+        "k", "v"}], "layer_slots": [int], "all_exact", "exact_at": [int]}; used: slots that hold a token,
+        under eviction in the layer that has most, and of recent more than slots where it grows; layer_slots:
+        of every layer those of its compressed rows, fewer where it has a sliding window or evicts; per_token:
+        of the context, at n_ctx; all_exact: tokens up to which all of a single sequence are exact, exact_at:
+        how many are at a quarter, a half and all of the context."""
     def compute_bytes(self) -> int: ...
     def prefill_bytes(self) -> int:
         """The most that a lazy prefill has taken so far, freed since: one layer's exact rows and the hidden

@@ -84,7 +84,9 @@ Placement KvCache::make_placement(const HParams& hparams) {
     rows_.add_middle(middle, evicts, slots.ring);
 
     const Arena arena = shares ? rows_.share_memory(slots.least_exact) : Arena{};
-    Placement placement(options_, {slots.sink, shares ? arena.most_exact : slots.recent, slots.middle, blocks ? token_block_slots : 1}, hparams.n_layer);
+    Placement placement(
+        options_, {slots.sink, shares ? arena.most_exact : slots.recent, slots.middle, blocks ? token_block_slots : 1},
+        hparams.n_layer);
     if (shares) placement.share(arena);
     if (slots.ring > 0) placement.select(std::make_unique<Ring>(slots.ring, slots.window), slots.in_ring);
     if (evicts) add_eviction(placement, slots.in_ring);

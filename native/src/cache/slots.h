@@ -24,7 +24,8 @@ struct CacheSlots {
     int ring = 0;               // of layers that hold a window, 0: there are none
     int window = 0;             // the longest of these, in tokens
     std::vector<bool> in_ring;  // of every layer
-    int least_exact = 0;        // of recent that shares memory with the middle: what the fullest middle leaves of it, whole pages
+    int least_exact =
+        0;  // of recent that shares memory with the middle: what the fullest middle leaves of it, whole pages
 };
 
 // Why a window of exact tokens does not grow into the memory of the compressed ones; null: it does, see placement/tiers.cpp.

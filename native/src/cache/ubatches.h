@@ -17,7 +17,8 @@ struct Ubatches {
 
     int longest = usual;
     int exact = usual;  // the most tokens that enter a recent region of fixed size whole
-    bool sees_own_rows = false;  // whether longer ubatches come settled: their tokens attend to each other's rows before these are stored
+    bool sees_own_rows =
+        false;  // whether longer ubatches come settled: their tokens attend to each other's rows before these are stored
 
     // 0 leaves the choice.
     struct Asked {

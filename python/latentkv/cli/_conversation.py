@@ -95,8 +95,9 @@ class Conversation:
         used = sum(r["used"] * ((r["k"] + r["v"]) / r["slots"] + cell) for r in kv["regions"]) + kv["states"]
         held = {region["name"]: region["used"] for region in kv["regions"]}
         exact = sum(held.values()) - held["middle"]
+        exactly = f", {exact} exact" if held["middle"] else ""
         return (
-            f"context {llama.n_tokens}/{llama.n_ctx()} tokens{f', {exact} exact' if held['middle'] else ''} | "
+            f"context {llama.n_tokens}/{llama.n_ctx()} tokens{exactly} | "
             f"KV {bytes_text(used)} of {bytes_text(kv['total'])}"
         )
 

@@ -154,14 +154,14 @@ def _exact(regions: Mapping[str, Any]) -> str:
 
 
 def _room(regions: Mapping[str, Any]) -> str:
-    """`all of up to 6560 tokens are exact; of a quarter, half and all of the context 6560, 5216 and 260`, or ""
-    where no more than the window is."""
+    """`all of up to 6560 tokens are exact; of a quarter, half and all of the context 6560, 5216 and 260`, or
+    "" where no more than the window is."""
     everything, at = regions.get("all_exact", 0), regions.get("exact_at", [0])
     if everything <= at[-1]:
         return ""
     quarter, half, whole = at
-    told = f"all of up to {everything} tokens are exact while there is room; of a quarter, half and all of the"
-    return f"{told} context {quarter}, {half} and {whole}"
+    told = f"all of up to {everything} tokens are exact; of a quarter, half and all of the context"
+    return f"{told} {quarter}, {half} and {whole}"
 
 
 def _layers(layers: list[dict[str, Any]]) -> list[Block]:

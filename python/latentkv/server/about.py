@@ -35,6 +35,8 @@ def about(model: _core.Model, session: _core.Session, cache: Mapping[str, Any]) 
             "per_token": sizes["per_token"],
             "f16_per_token": sizes["f16_per_token"],
             "regions": sizes["regions"],
+            "all_exact": sizes["all_exact"],
+            "exact_at": sizes["exact_at"],
             "implementation": session.implementations["latent_attn"],
         },
         "plan": plan_in_use(model.layers, cache),

@@ -112,7 +112,9 @@ def test_the_forecast_is_what_decoding_measures(demo: Path, calib: Path, tmp_pat
     for window in forecast.held_back(calibrate.Sample.draw(encoded, 32768, 384, 0, deep=768)):
         logs = []
         for each, kv in ((plain, {"kv": "f32"}), (model, {})):
-            live = core.Session(each, n_ctx=768, n_threads=1, n_ubatch=1, fixed_window=True, implementation="reference", **kv)
+            live = core.Session(
+                each, n_ctx=768, n_threads=1, n_ubatch=1, fixed_window=True, implementation="reference", **kv
+            )
             logits = torch.from_numpy(live.decode(window.tolist(), output="all"))
             logs.append(logits[len(window) // 2 : -1].double().log_softmax(-1))
         seen.append(reference.divergence(*logs))

@@ -149,7 +149,7 @@ def test_guesses_push_nothing_out(m: Any, options: dict[str, Any]) -> None:
         s.decode(ids[:600], output="none")
     for at in range(600, 880):
         want = plain.decode(ids[at : at + 1], output="last")
-        guesses = [*ids[at:at + 1], 1, 2, 3, 4, 5, 6, 7]
+        guesses = [*ids[at : at + 1], 1, 2, 3, 4, 5, 6, 7]
         got = guessing.decode(guesses, output="all", guessed=[0] + [1] * 7)[:1]
         guessing.seq_rm(0, at + 1, -1)
         assert used(plain) == used(guessing)

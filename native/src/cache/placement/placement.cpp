@@ -129,7 +129,8 @@ int32_t Placement::settled(int seq) const {
     check_seq(seq);
     if (!is_divisible()) return 0;
     // exact tokens outside of the window may leave, but what is saved of them is as good
-    const int32_t waiting = recent_ < 0 ? -1 : std::max(cells(recent_).first(seq), has_tiers() ? first_exact(seq, 0) : -1);
+    const int32_t waiting =
+        recent_ < 0 ? -1 : std::max(cells(recent_).first(seq), has_tiers() ? first_exact(seq, 0) : -1);
     return waiting < 0 ? last(seq) + 1 : waiting;
 }
 

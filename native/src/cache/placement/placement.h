@@ -103,7 +103,7 @@ public:
     int most_exact(int n_settling = 0) const;
     // By how many exact tokens there are too many for n_exact new ones and for n_settling in the middle; below 0: so many fit beside.
     int excess(int n_exact, int n_settling, const Guesses& guesses) const;
-    int n_leaving(int excess) const;  // that leave at once for it
+    int n_leaving(int excess) const;      // that leave at once for it
     int spare() const { return spare_; }  // exact slots that are free after a step
     // At least n of the oldest exact tokens outside of windows, as due(): those of idle sequences first, then of the longest ones.
     Leaving oldest(int n, const Guesses& guesses) const;
@@ -184,7 +184,7 @@ private:
         int32_t end = 0;
     };
     mutable std::vector<Upcoming> upcoming_ = std::vector<Upcoming>(max_sequences);
-    uint64_t n_claimed_ = 0;   // tokens so far
+    uint64_t n_claimed_ = 0;                                                      // tokens so far
     std::vector<uint64_t> claimed_at_ = std::vector<uint64_t>(max_sequences, 0);  // n_claimed_ at a sequence's last
 };
 

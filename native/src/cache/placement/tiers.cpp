@@ -116,9 +116,8 @@ Placement::Leaving Placement::oldest(int n, const Guesses& guesses) const {
     });
     const auto is_old = [&](int slot) {
         bool old = true;
-        each_sequence(exact.seq(slot), [&](int s) {
-            old = old && exact.pos(slot) < first_exact(s, guesses[static_cast<size_t>(s)]);
-        });
+        each_sequence(exact.seq(slot),
+                      [&](int s) { old = old && exact.pos(slot) < first_exact(s, guesses[static_cast<size_t>(s)]); });
         return old;
     };
     const auto block = static_cast<size_t>(cells(middle()).block());
@@ -126,9 +125,10 @@ Placement::Leaving Placement::oldest(int n, const Guesses& guesses) const {
     std::vector<bool> taken(static_cast<size_t>(exact.end()));
     int n_found = 0;
     while (n_found < n && !candidates.empty()) {
-        const auto next = std::max_element(
-            candidates.begin(), candidates.end(),
-            [](const Candidate& a, const Candidate& b) { return std::pair(a.idle, a.age()) < std::pair(b.idle, b.age()); });
+        const auto next =
+            std::max_element(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
+                return std::pair(a.idle, a.age()) < std::pair(b.idle, b.age());
+            });
         std::vector<int>& slots = leaving[static_cast<size_t>(next->seq)];
         const int32_t until = std::min(next->end, next->from + demotion_batch);
         for (const int slot : exact_slots(next->seq, {next->from, until})) {

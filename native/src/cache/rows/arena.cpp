@@ -60,8 +60,7 @@ void Rows::pay_for_cells(Arena& arena, int n_runs) {
     const int64_t due = (std::max<int64_t>(0, most) * cell / n_runs + 64) / 64 * 64;
     int64_t allowed = 0;
     for (Arena::Device& of : arena.devices) {
-        const int64_t least =
-            arena.least_exact / page_slots * of.exact_page + compressed / page_slots * of.middle_page;
+        const int64_t least = arena.least_exact / page_slots * of.exact_page + compressed / page_slots * of.middle_page;
         const int64_t paid = std::max<int64_t>(0, std::min(due, (of.bytes - least) / 64 * 64));
         allowed += paid + of.bytes / 1000;
         of.bytes -= paid;

@@ -271,8 +271,8 @@ bool StateReader::fits_in_place(std::span<const SavedRegion> saved, int to_seq) 
         const Cells& cells = placement_.cells_of_rows(static_cast<int>(r));
         if (to_seq >= 0) {
             const bool leaves = placement_.has_tiers() && static_cast<int>(r) == placement_.recent();
-            fits = fits && (leaves || own[r].name == "ring" ||
-                            static_cast<int>(saved[r].tokens.size()) <= cells.n_free());
+            fits =
+                fits && (leaves || own[r].name == "ring" || static_cast<int>(saved[r].tokens.size()) <= cells.n_free());
             continue;
         }
         for (const SavedToken& token : saved[r].tokens) {

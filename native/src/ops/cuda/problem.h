@@ -40,7 +40,7 @@ struct GroupTable {
 };
 
 struct RegionArgs {
-    const uint8_t* k_rows;       // of slot 0; the others by row_offset
+    const uint8_t* k_rows;  // of slot 0; the others by row_offset
     const uint8_t* v_rows;
     const int32_t* pos;          // [n_slots] -1 = free
     const uint64_t* seq;         // [n_slots]

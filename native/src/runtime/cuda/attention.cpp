@@ -61,7 +61,13 @@ PartBytes Attention::prepare(const Graph& graph, cudaStream_t stream) {
                     const Plan* const args = plan(node, full, {.apart = apart, .windows_alone = alone});
                     if (args == nullptr) continue;
                     hold(of[full ? 1 : 0], *args);
-                    if (!apart && args->chunk == 0) hold(warm_ups, *args);
+                    if (apart) continue;
+                    if (args->chunk == 0) {
+                        hold(warm_ups, *args);
+                        continue;
+                    }
+                    int& least = chunk_[layer.in_ring ? 1 : 0];
+                    least = least == 0 ? args->chunk : std::min(least, args->chunk);
                 }
             }
             const Plan* const args = plan(node, full, PlanFor{});
@@ -71,10 +77,6 @@ PartBytes Attention::prepare(const Graph& graph, cudaStream_t stream) {
                 sinks.hold(parts_floats(alone), partial_ml_floats(alone));
             }
             if (full && args->n_tokens > small_batch) own_tokens = args->n_tokens;
-            if (args->chunk != 0) {
-                int& least = chunk_[layer.in_ring ? 1 : 0];
-                least = least == 0 ? args->chunk : std::min(least, args->chunk);
-            }
         }
     }
     if (own_tokens > 0) layers_.hold_own(own_tokens);

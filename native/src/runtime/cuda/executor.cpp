@@ -50,14 +50,7 @@ ggml_status started(cudaError_t error, const ggml_tensor* node) {
 cuda::BlockArgs of_latents(const float* rows, int width, const int32_t* from, const cuda::RowTarget& to,
                            const int32_t* to_slot) {
     const auto row_bytes = int64_t{width} * static_cast<int64_t>(sizeof(float));
-    return {reinterpret_cast<const uint8_t*>(rows),
-            page_slots * row_bytes,
-            row_bytes,
-            nullptr,
-            0,
-            from,
-            to,
-            to_slot};
+    return {reinterpret_cast<const uint8_t*>(rows), page_slots * row_bytes, row_bytes, nullptr, 0, from, to, to_slot};
 }
 
 // A recording of the whole step cannot contain ggml-cuda's recordings of its parts.
@@ -298,8 +291,8 @@ void CudaGpu::move_rows(const KvCache& cache, int from, int to, std::span<const 
         check(cuda::move_rows(args, n, main_.stream()), "moving rows");
         if (!layer.in_token_blocks || from == to) continue;
         const cuda::BlockArgs blocks{
-            args.from.k_rows, args.from.k_page, args.from.k_row_bytes, args.from.k_segments, args.from.n_k_segments, args.from_slot,
-            args.to,          args.to_slot};
+            args.from.k_rows, args.from.k_page, args.from.k_row_bytes, args.from.k_segments, args.from.n_k_segments,
+            args.from_slot,   args.to,          args.to_slot};
         check(cuda::store_blocks(blocks, n, main_.stream()), "storing blocks");
     }
 }

@@ -133,8 +133,7 @@ void LayerTables::attach(const Model& model, const KvCache& cache, const Ropes& 
         whole_bytes_ = std::max(whole_bytes_, static_cast<size_t>(heads.width()) * sizeof(uint16_t));
     }
     const auto& specs = model.cache_spec().layers;
-    if (std::any_of(specs.begin(), specs.end(),
-                    [](const LayerCacheSpec& spec) { return spec.exact_keys_are_raw(); })) {
+    if (std::any_of(specs.begin(), specs.end(), [](const LayerCacheSpec& spec) { return spec.exact_keys_are_raw(); })) {
         finished_ = DeviceMemory(slots * whole_bytes_);
     }
     for (int il = run.first_layer; il < run.end_layer; il++) {

@@ -21,8 +21,8 @@ struct DevicePlan {
 cuda::RowTarget target(const RowLayout& row, const DevicePlan& plan, const DeviceBuffer& k, const DeviceBuffer& v) {
     const auto* segments = plan.segments.as<SegmentLayout>();
     const int64_t page = int64_t{page_slots} * row.row_bytes;
-    return {0,    k.as<uint8_t>(), v.as<uint8_t>(), segments, segments, page, page, row.row_bytes, row.row_bytes, plan.n,
-            plan.n};
+    return {0,    k.as<uint8_t>(), v.as<uint8_t>(), segments, segments, page,
+            page, row.row_bytes,   row.row_bytes,   plan.n,   plan.n};
 }
 
 // Values as caches hold them: channels of different spread, outliers, offsets, an all-zero and a constant row.

@@ -90,8 +90,7 @@ private:
             uint32_t x[8] = {};
             // free slots hold anything
             if (slot < tile.end && region.seq[slot] != 0) {
-                pairs_of_chunk(region.k_row(slot) + group.first,
-                               region.chunks[group.chunks + chunk], x);
+                pairs_of_chunk(region.k_row(slot) + group.first, region.chunks[group.chunks + chunk], x);
             }
 #pragma unroll
             for (int k = 0; k < 8; k++) {
