@@ -16,7 +16,6 @@ import pytest
 from runtime import distance, session
 
 N_SEQ = 4
-N_CTX = 256
 LONGEST = 60  # operations of a sequence, which is forgotten then: its check repeats them
 PROBE = 7
 
@@ -32,6 +31,7 @@ class Setting:
     cuts: bool = True  # anywhere, not at the end alone
     refuses: bool = False  # to remove or copy a part, where its rows are gone: nothing has changed then
     snapshots: bool = False  # of recurrent layers, of which a sequence alone has others
+    n_ctx: int = 256
     evicts: bool = False  # each layer keeps tokens of its own choice, so cells are not those of the tokens
 
 
@@ -58,7 +58,12 @@ class Soak:
 
     def fresh(self, n_seq: int) -> Any:
         threads = self.random.choice((1, 2))
-        options = {"n_ctx": N_CTX, "n_seq_max": n_seq, "n_threads": threads, "n_threads_batch": threads}
+        options = {
+            "n_ctx": self.setting.n_ctx,
+            "n_seq_max": n_seq,
+            "n_threads": threads,
+            "n_threads_batch": threads,
+        }
         return session(self.model, **options, **self.setting.options)
 
     def step(self) -> None:
@@ -86,7 +91,7 @@ class Soak:
             assert self.session.n_cells_used() == self.n_cells()
         s = self.random.randrange(N_SEQ)
         sequence = self.sequences[s]
-        if not sequence.cells or self.n_cells() + 1 > N_CTX // 2:
+        if not sequence.cells or self.n_cells() + 1 > self.setting.n_ctx // 2:
             return
         alone = self.replay(sequence)
         expected = alone.decode([PROBE], pos=[sequence.next])
@@ -127,7 +132,7 @@ class Soak:
         """A batch of some sequences; at times behind a gap of positions."""
         chosen = self.random.sample(range(N_SEQ), self.random.randint(1, N_SEQ))
         batch: list[tuple[int, list[int], int]] = []
-        room = N_CTX // 2 - self.n_cells()
+        room = self.setting.n_ctx // 2 - self.n_cells()
         for s in chosen:
             n = min(self.random.choice((1, 1, 1, 2, 5, 9, 24)), room)
             if n > 0:
@@ -204,7 +209,7 @@ class Soak:
     def restore_one(self) -> None:
         a, b = self.random.randrange(N_SEQ), self.random.randrange(N_SEQ)
         source = self.sequences[a]
-        if not source.cells or self.n_cells() + len(source.cells) > N_CTX:
+        if not source.cells or self.n_cells() + len(source.cells) > self.setting.n_ctx:
             return
         assert self.session.set_seq_state(b, self.session.seq_state_bytes(a)) == ""
         self.sequences[b] = Sequence(list(source.script))
@@ -214,6 +219,6 @@ class Soak:
 
     def overfill(self) -> None:
         """Too many tokens are refused, and nothing has changed."""
-        n = N_CTX - self.n_cells() + 1
+        n = self.setting.n_ctx - self.n_cells() + 1
         with pytest.raises(ValueError, match=r"^\[context\] expected at most"):
             self.session.decode(self.ids(n), seq=[0] * n, output="none")

@@ -32,15 +32,18 @@ def of_master(opened: Any) -> Setting:
     return Setting(planned(opened, {"kv_budget": "20%"}), 0.02, shares=False, cuts=False)
 
 
-def of(options: dict[str, Any], tolerance: float, **what: bool) -> Callable[[Any], Setting]:
+def of(options: dict[str, Any], tolerance: float, **what: int) -> Callable[[Any], Setting]:
     return lambda _: Setting(options, tolerance, **what)
 
 
+EXACT = {"kv_sink": "f32", "kv_recent": "f32"}
 EVICTING = {"kv": "f32", "evict": "h2o", "keep_tokens": "68", "sink": 4, "recent": 0, "prefill": "eager"}
 # Rows of 8 bits and fewer: a sum that lies between two codes may fall on either side.
 CASES: dict[str, tuple[tuple[str, ...], Callable[[Any], Setting]]] = {
     "rebuilt keys, f32": (PALU, of({"kv": "f32"}, 1e-5, shifts=True)),
     "full rows, q8_0": (PLAIN, of({"kv": "q8_0"}, 0.01)),
+    # the same numbers wherever a token is: what moves between regions, and when, shows nowhere
+    "windows that grow": (PLAIN, of({"kv": "f32", "sink": 4, "recent": 32} | EXACT, 1e-4, n_ctx=1024)),
     "a plan with windows": (WATERFILL, of({}, 0.02, shares=False, cuts=False)),
     "a master's budget": ((*WATERFILL, "--segment", "32", "--master"), of_master),
     "a ring": (PLAIN, of({"kv": "f32", "n_ubatch": 32}, 1e-4, cuts=False, refuses=True)),
