@@ -65,7 +65,7 @@ def main() -> int:
     of.add_argument("--weights", default="f32", help="products of stored ones round (default: f32)")
     of.add_argument("--text", type=Path)
     of.add_argument("--work", type=Path, default=Path("build/fill"))
-    of.add_argument("--save", help="bench/results/NAME.json")
+    of.add_argument("--save", help="bench/results/fill/NAME.json")
     of.add_argument("--out", type=Path)
     args = of.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ def main() -> int:
             }
             rows.append(row)
             print(" ".join(cell(row[column.key], column.format) for column in COLUMNS), flush=True)
-    out = args.out or (RESULTS / f"{args.save}.json" if args.save else None)
+    out = args.out or (RESULTS / "fill" / f"{args.save}.json" if args.save else None)
     if out is not None:
         note = f"{Path(args.reference).stem}, {args.scored} tokens at each fill, weights {args.weights}."
         save(out, command="python bench/fill/quality.py", columns=COLUMNS, rows=rows, note=note)

@@ -61,7 +61,7 @@ def main() -> int:
     of.add_argument("--turns", type=int, default=3)
     of.add_argument("--ngl", type=int, default=99)
     of.add_argument("--threads", type=int, default=0)
-    of.add_argument("--save", help="bench/results/NAME.json")
+    of.add_argument("--save", help="bench/results/fill/NAME.json")
     of.add_argument("--out", type=Path)
     args = of.parse_args()
     caches = [Cache.parse(text) for text in args.caches]
@@ -95,7 +95,7 @@ def main() -> int:
             }
             rows.append(row)
             print(" ".join(cell(row[column.key], column.format) for column in COLUMNS), flush=True)
-    out = args.out or (RESULTS / f"{args.save}.json" if args.save else None)
+    out = args.out or (RESULTS / "fill" / f"{args.save}.json" if args.save else None)
     if out is not None:
         where = cuda.ask_gpu("name") if args.ngl else cpu_name()
         note = f"{where}, context {args.context}, {args.turns} turns of {args.steps} tokens."

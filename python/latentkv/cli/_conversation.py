@@ -95,7 +95,7 @@ class Conversation:
         used = sum(r["used"] * ((r["k"] + r["v"]) / r["slots"] + cell) for r in kv["regions"]) + kv["states"]
         held = {region["name"]: region["used"] for region in kv["regions"]}
         exact = sum(held.values()) - held["middle"]
-        exactly = f", {exact} exact" if held["middle"] else ""
+        exactly = f", {exact} exact" if held["middle"] and "recent" in held else ""
         return (
             f"context {llama.n_tokens}/{llama.n_ctx()} tokens{exactly} | "
             f"KV {bytes_text(used)} of {bytes_text(kv['total'])}"
