@@ -154,3 +154,29 @@ def test_guesses_push_nothing_out(m: Any, options: dict[str, Any]) -> None:
         guessing.seq_rm(0, at + 1, -1)
         assert used(plain) == used(guessing)
         assert distance(got, want) < 5e-3  # rounding of a step of eight tokens
+
+
+@pytest.mark.parametrize("options", CACHES, ids=str)
+def test_a_whole_state_comes_back_or_is_refused(m: Any, options: dict[str, Any]) -> None:
+    """Exact and compressed tokens of another context may not fit beside each other in their own slots."""
+    ids = tokens(m, 900)
+    s = session(m, n_ctx=1536, **options)
+    s.decode(ids[:-1], output="none")
+    state, want = s.state_bytes(), s.decode(ids[-1:], output="last")
+    refused = 0
+    for n_ctx in (912, 1024, 1152, 1280, 1408, 1536):
+        other = session(m, n_ctx=n_ctx, **options)
+        said = ""
+        try:
+            other.set_state(state)
+        except ValueError as error:
+            said = str(error)
+        if said:
+            assert said.startswith("[state] expected ")
+            assert other.n_cells_used() == 0
+            refused += 1
+        else:
+            got = other.decode(ids[-1:], output="last")
+            # in another context some tokens leave before the next one comes
+            assert (got == want).all() if n_ctx == 1536 else distance(got, want) < 0.1
+    assert refused < 6

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <string_view>
+#include <utility>
 
 #include "cache/state/kept.h"
 #include "cache/state/recurrent.h"
@@ -10,6 +12,14 @@
 
 namespace lkv {
 namespace {
+
+size_t tokens_in(std::span<const StatePart> parts, std::string_view name) {
+    size_t n = 0;
+    for (const StatePart& part : parts) {
+        for (const SavedRegion& region : part.regions) n += region.name == name ? region.tokens.size() : 0;
+    }
+    return n;
+}
 
 // A row's layout in a region, without groups where the layer has none there.
 RowLayout own_layout(const RegionRows& region, size_t layer, int side) {
@@ -124,6 +134,10 @@ std::string StateReader::put(std::span<StatePart> parts, int to_seq) {
     } else {
         bool coded_anew = false;
         for (const StatePart& part : parts) coded_anew = check_accepted(part.regions) || coded_anew;
+        if (to_seq < 0 && !fits_memory(first.regions)) {
+            fail("state", "expected exact and compressed tokens that fit into the memory which they share; got more",
+                 as_it_was_saved);
+        }
         for (size_t r = 0; r < rows_.regions().size(); r++) put_region(r, parts, to_seq);
         coded_anew = get_kept(first.in, to_seq, accept_, placement_, rows_) || coded_anew;
         if (coded_anew) lost = "rows of finer formats are coded anew";
@@ -136,16 +150,9 @@ std::string StateReader::put(std::span<StatePart> parts, int to_seq) {
 
 // In the middle, where it takes token blocks or shares memory with exact tokens.
 void StateReader::make_room(std::span<const StatePart> parts) {
-    const int middle = placement_.middle();
-    int64_t n = 0;
-    int64_t n_exact = 0;
-    for (const StatePart& part : parts) {
-        for (const SavedRegion& region : part.regions) {
-            if (region.name == "middle") n += static_cast<int64_t>(region.tokens.size());
-            if (region.name == "recent") n_exact += static_cast<int64_t>(region.tokens.size());
-        }
-    }
-    if (n > placement_.cells(middle).capacity() || n + n_exact > cache_.options().n_ctx) return;
+    const auto n = static_cast<int64_t>(tokens_in(parts, "middle"));
+    const auto n_exact = static_cast<int64_t>(tokens_in(parts, "recent"));
+    if (n > placement_.cells(placement_.middle()).capacity() || n + n_exact > cache_.options().n_ctx) return;
     if (placement_.has_tiers()) cache_.make_exact_room(static_cast<int>(n_exact), static_cast<int>(n));
     if (placement_.takes_blocks()) cache_.free_blocks(static_cast<int>(n) / token_block_slots);
 }
@@ -168,38 +175,32 @@ void StateReader::check_whole(std::span<const StatePart> parts) const {
 // to_seq: the sequence that tokens go to, in slots that are free; -1: to their own, in their own.
 void StateReader::put_region(size_t index, std::span<const StatePart> parts, int to_seq) {
     const RegionRows& region = rows_.regions()[index];
-    const auto put_tokens = [&](const StatePart& part, std::span<const SavedToken> tokens) {
+    HostBytes rows = region.host_bytes();
+    std::vector<int> slots;
+    const auto put = [&](const StatePart& part, std::span<const SavedToken> tokens) {
         placement_.limit_cells();
-        HostBytes rows = region.host_bytes();
-        std::vector<int> slots;
         put_region(index, part.regions[index], tokens, part.head.sequences, to_seq, rows.data(), slots);
-        rows.write_back(region.ranges_of(slots, 0));
     };
+    const auto write = [&] { rows.write_back(region.ranges_of(std::exchange(slots, {}), 0)); };
     const bool leaves = placement_.has_tiers() && static_cast<int>(index) == placement_.recent() && to_seq >= 0;
-    size_t n_middle = 0;  // that come after these
     for (const StatePart& part : parts) {
-        n_middle += part.regions[static_cast<size_t>(placement_.middle())].tokens.size();
-    }
-    const auto n_settling = static_cast<int>(n_middle);
-    for (const StatePart& part : parts) {
-        std::span<const SavedToken> left = part.regions[index].tokens;
-        std::vector<SavedToken> in_order;
-        if (leaves) {  // those that find no room later push the oldest out
-            in_order.assign(left.begin(), left.end());
-            std::stable_sort(in_order.begin(), in_order.end(),
-                             [](const SavedToken& a, const SavedToken& b) { return a.pos < b.pos; });
-            left = in_order;
+        if (!leaves) {
+            put(part, part.regions[index].tokens);
+            continue;
         }
-        do {
-            size_t n = left.size();
-            if (leaves) {
-                n = std::min(n, static_cast<size_t>(placement_.most_exact(n_settling)));
-                cache_.make_exact_room(static_cast<int>(n), n_settling);
-            }
-            put_tokens(part, left.first(n));
-            left = left.subspan(n);
-        } while (!left.empty());
+        // those that find no room later push the oldest out, before what is in the middle comes there
+        const auto n_settling = static_cast<int>(tokens_in(parts, "middle"));
+        std::vector<SavedToken> tokens = part.regions[index].tokens;
+        std::stable_sort(tokens.begin(), tokens.end(),
+                         [](const SavedToken& a, const SavedToken& b) { return a.pos < b.pos; });
+        for (size_t first = 0, n = 0; first < tokens.size(); first += n) {
+            n = std::min(tokens.size() - first, static_cast<size_t>(placement_.most_exact(n_settling)));
+            cache_.make_exact_room(static_cast<int>(n), n_settling);
+            put(part, std::span(tokens).subspan(first, n));
+            write();
+        }
     }
+    write();
 }
 
 void StateReader::put_region(size_t index, const SavedRegion& saved, std::span<const SavedToken> tokens,
@@ -260,7 +261,6 @@ void StateReader::put_region(size_t index, const SavedRegion& saved, std::span<c
 bool StateReader::fits_in_place(std::span<const SavedRegion> saved, int to_seq) const {
     const std::span<const RegionRows> own = rows_.regions();
     bool fits = saved.size() == own.size();
-    std::array<int, 4> ends{};  // of the slots in each region
     for (size_t r = 0; fits && r < own.size(); r++) {
         fits = saved[r].name == own[r].name;
         for (size_t il = 0; fits && il < own[r].layers.size(); il++) {
@@ -275,16 +275,20 @@ bool StateReader::fits_in_place(std::span<const SavedRegion> saved, int to_seq) 
                 fits && (leaves || own[r].name == "ring" || static_cast<int>(saved[r].tokens.size()) <= cells.n_free());
             continue;
         }
-        for (const SavedToken& token : saved[r].tokens) {
-            fits = fits && token.slot < cells.capacity();
-            ends[std::min<size_t>(r, 3)] = std::max(ends[std::min<size_t>(r, 3)], token.slot + 1);
-        }
+        for (const SavedToken& token : saved[r].tokens) fits = fits && token.slot < cells.capacity();
     }
-    if (fits && to_seq < 0 && placement_.has_tiers()) {
-        fits = placement_.fit(ends[static_cast<size_t>(placement_.recent())],
-                              ends[static_cast<size_t>(placement_.middle())]);
-    }
-    return fits;
+    return fits && (to_seq >= 0 || fits_memory(saved));
+}
+
+// Whether exact and compressed tokens fit beside each other in their own slots. saved: the regions of this cache
+bool StateReader::fits_memory(std::span<const SavedRegion> saved) const {
+    if (!placement_.has_tiers()) return true;
+    const auto end_of = [&](int region) {
+        int end = 0;
+        for (const SavedToken& token : saved[static_cast<size_t>(region)].tokens) end = std::max(end, token.slot + 1);
+        return end;
+    };
+    return placement_.fit(end_of(placement_.recent()), end_of(placement_.middle()));
 }
 
 // Whether rows are coded anew. Errors: Error for regions or rows that are not to go to this cache's as they are.

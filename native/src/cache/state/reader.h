@@ -37,6 +37,7 @@ private:
                     int to_seq, uint8_t* rows, std::vector<int>& slots);
     void make_room(std::span<const StatePart> parts);
     bool fits_in_place(std::span<const SavedRegion> saved, int to_seq) const;
+    bool fits_memory(std::span<const SavedRegion> saved) const;
     bool check_accepted(std::span<const SavedRegion> saved) const;
     void check_whole(std::span<const StatePart> parts) const;
 
