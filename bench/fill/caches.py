@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from command import arguments
 from latentkv import _core
 from latentkv.plan.master import planned
+from record import RESULTS, Column, cell, save
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,35 @@ class Cache:
         if not name or not file or len(others) > 1:
             raise SystemExit(f"error: [fill] expected NAME=FILE[:KV,fixed]; got {text!r}")
         return cls(name, file, others[0] if others else "", "fixed" in words.split(","), "".join(exact))
+
+
+def program(description: str | None, context: int, layers: int) -> argparse.ArgumentParser:
+    """The options of every program here."""
+    of = arguments(description)
+    of.add_argument("caches", nargs="+", help="NAME=FILE[:KV,fixed]")
+    of.add_argument("-c", "--context", type=int, default=context)
+    of.add_argument("--ngl", type=int, default=layers)
+    of.add_argument("--save", help="bench/results/fill/NAME.json")
+    of.add_argument("--out", type=Path, help="the same, anywhere")
+    return of
+
+
+class Table:
+    """Rows that are shown as they come, and written at the end where the arguments ask for that."""
+
+    def __init__(self, columns: list[Column]) -> None:
+        self.columns = columns
+        self.rows: list[dict[str, Any]] = []
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        print(" ".join(cell(row[column.key], column.format) for column in self.columns), flush=True)
+
+    def keep(self, args: argparse.Namespace, program: str, note: str) -> None:
+        out = args.out or (RESULTS / "fill" / f"{args.save}.json" if args.save else None)
+        if out is not None:
+            command = f"python bench/fill/{program}.py"
+            save(out, command=command, columns=self.columns, rows=self.rows, note=note)
 
 
 def session(model: _core.Model, cache: Cache, n_ctx: int, **options: Any) -> Any:

@@ -17,11 +17,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
 
-from command import arguments
-from fill.caches import Cache, exact, opened, session
+from fill.caches import Cache, Table, exact, opened, program, session
 from inputs import texts
 from latentkv.sampling.logprobs import log_softmax
-from record import RESULTS, Column, cell, save
+from record import Column
 
 COLUMNS = [
     Column("cache", "cache"),
@@ -54,19 +53,14 @@ def scored(session: Any, tokens: list[int], piece: int) -> np.ndarray:
 
 
 def main() -> int:
-    of = arguments(__doc__)
-    of.add_argument("caches", nargs="+", help="NAME=FILE[:KV,fixed]")
+    of = program(__doc__, 65536, 0)
     of.add_argument("--reference", required=True, help="the plain model")
-    of.add_argument("-c", "--context", type=int, default=65536)
     of.add_argument("--fills", default="0.0625,0.25,0.5,0.75,1", help="of the context, with commas between")
     of.add_argument("--scored", type=int, default=512, help="tokens (default 512)")
     of.add_argument("--piece", type=int, default=64, help="tokens that are scored at once")
-    of.add_argument("--ngl", type=int, default=0)
     of.add_argument("--weights", default="f32", help="products of stored ones round (default: f32)")
     of.add_argument("--text", type=Path)
     of.add_argument("--work", type=Path, default=Path("build/fill"))
-    of.add_argument("--save", help="bench/results/fill/NAME.json")
-    of.add_argument("--out", type=Path)
     args = of.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     caches = [Cache.parse(text) for text in args.caches]
@@ -74,7 +68,7 @@ def main() -> int:
     models = opened([reference, *caches], args.ngl, args.weights)
     tokens = text_of(models[reference.file], args.text, args.context, args.work)
     sessions = {each: session(models[each.file], each, args.context) for each in (reference, *caches)}
-    rows, done = [], 0
+    table, done = Table(COLUMNS), 0
     for fill in map(float, args.fills.split(",")):
         begin = int(fill * args.context) - args.scored
         for each in sessions.values():
@@ -96,12 +90,9 @@ def main() -> int:
                 "worst": float(np.quantile(kld, 0.999)),
                 "same_top": float((want.argmax(-1) == got.argmax(-1)).mean()),
             }
-            rows.append(row)
-            print(" ".join(cell(row[column.key], column.format) for column in COLUMNS), flush=True)
-    out = args.out or (RESULTS / "fill" / f"{args.save}.json" if args.save else None)
-    if out is not None:
-        note = f"{Path(args.reference).stem}, {args.scored} tokens at each fill, weights {args.weights}."
-        save(out, command="python bench/fill/quality.py", columns=COLUMNS, rows=rows, note=note)
+            table.add(row)
+    note = f"{Path(args.reference).stem}, {args.scored} tokens at each fill, weights {args.weights}."
+    table.keep(args, "quality", note)
     return 0
 
 

@@ -17,10 +17,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
 
-from command import arguments
-from fill.caches import Cache, exact, opened, session
+from fill.caches import Cache, Table, exact, opened, program, session
 from gpu import cuda
-from record import RESULTS, Column, cell, cpu_name, save
+from record import Column, cpu_name
 
 COLUMNS = [
     Column("cache", "cache"),
@@ -53,22 +52,17 @@ def filled(each: Any, n: int, n_vocab: int, seed: int) -> float:
 
 
 def main() -> int:
-    of = arguments(__doc__)
-    of.add_argument("caches", nargs="+", help="NAME=FILE[:KV,fixed]")
-    of.add_argument("-c", "--context", type=int, default=131072)
+    of = program(__doc__, 131072, 99)
     of.add_argument("--depths", default="512,4096,16384,32768,65536,130000")
     of.add_argument("--steps", type=int, default=64, help="tokens a turn (default 64)")
     of.add_argument("--turns", type=int, default=3)
-    of.add_argument("--ngl", type=int, default=99)
     of.add_argument("--threads", type=int, default=0)
-    of.add_argument("--save", help="bench/results/fill/NAME.json")
-    of.add_argument("--out", type=Path)
     args = of.parse_args()
     caches = [Cache.parse(text) for text in args.caches]
     models = opened(caches, args.ngl, "stored")
     sessions = [session(models[each.file], each, args.context, n_threads=args.threads) for each in caches]
     n_vocab = models[caches[0].file].n_vocab
-    rows: list[dict[str, Any]] = []
+    table = Table(COLUMNS)
     for depth in map(int, args.depths.split(",")):
         prompts = []
         for each in sessions:
@@ -93,13 +87,9 @@ def main() -> int:
                 "prompt": prompts[at],
                 "megabytes": round(sessions[at].kv_bytes()["total"] / 1e6),
             }
-            rows.append(row)
-            print(" ".join(cell(row[column.key], column.format) for column in COLUMNS), flush=True)
-    out = args.out or (RESULTS / "fill" / f"{args.save}.json" if args.save else None)
-    if out is not None:
-        where = cuda.ask_gpu("name") if args.ngl else cpu_name()
-        note = f"{where}, context {args.context}, {args.turns} turns of {args.steps} tokens."
-        save(out, command="python bench/fill/speed.py", columns=COLUMNS, rows=rows, note=note)
+            table.add(row)
+    where = cuda.ask_gpu("name") if args.ngl else cpu_name()
+    table.keep(args, "speed", f"{where}, context {args.context}, {args.turns} turns of {args.steps} tokens.")
     return 0
 
 

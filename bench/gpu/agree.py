@@ -70,7 +70,11 @@ class Kind:
     name: str
     kv: str = ""  # a cache type for the plain file
     convert: tuple[str, ...] = ()  # or options that make the file
-    grows: bool = False  # its window: more than that is exact, beside compressed tokens
+
+    @property
+    def grows(self) -> bool:
+        """Its window: more than that is exact, beside compressed tokens."""
+        return self.name.endswith(GROWING)
 
     @property
     def file(self) -> str:
@@ -78,7 +82,7 @@ class Kind:
         return f"{self.model}-{name}.gguf" if self.convert else f"{self.model}.gguf"
 
     def growing(self) -> Kind:
-        return replace(self, name=self.name + GROWING, grows=True)
+        return replace(self, name=self.name.removesuffix(" rows") + GROWING)
 
 
 def _of(model: str, kvs: tuple[str, ...], converted: dict[str, tuple[str, ...]]) -> list[Kind]:
@@ -91,17 +95,14 @@ def _speed(*budgets: str) -> dict[str, tuple[str, ...]]:
 
 
 SIZE = {"size 14": ("--kv-budget", "14%", "--prefer", "size")}
+SMOLLM2 = _of(
+    "smollm2",
+    ("f16", "q8_0", "q4_0", "balanced", "small", "smaller", "smallest"),
+    _speed("28", "14", "8.5") | SIZE,
+)
 KINDS = (
-    _of(
-        "smollm2",
-        ("f16", "q8_0", "q4_0", "balanced", "small", "smaller", "smallest"),
-        _speed("28", "14", "8.5") | SIZE,
-    )
-    + [Kind("smollm2", "small", kv="small").growing()]
-    + [
-        Kind("smollm2", f"speed {budget}", convert=_speed(budget)[f"speed {budget}"]).growing()
-        for budget in ("28", "14")
-    ]
+    SMOLLM2
+    + [kind.growing() for kind in SMOLLM2 if kind.name in ("small rows", "speed 28", "speed 14")]
     + _of("gemma3-270m", ("f16", "q8_0"), _speed("14") | SIZE)
     + _of("demo-hybrid", ("f16", "q8_0"), _speed("14") | SIZE)
     + _of(RANDOM, ("f16", "q8_0"), {"plan 14": ("--plan", "14")})

@@ -75,7 +75,7 @@ Placement KvCache::make_placement(const HParams& hparams) {
     for (size_t il = 0; il < layers.size(); il++) windows[il] = layers[il].window;
     CacheSlots slots = count_slots(options_, windows, blocks && !options_.k_format);
     rows_.set_ring(slots.in_ring);
-    const bool shares = why_fixed(options_, rows_.spec(), hparams) == nullptr;
+    const bool shares = window_grows(options_, rows_.spec(), hparams);
     if (shares) slots.recent = std::max(slots.recent, slots.least_exact);
     if (slots.sink > 0) rows_.add_exact("sink", slots.sink, options_.sink_format);
     if (slots.recent > 0) rows_.add_exact("recent", slots.recent, options_.recent_format);

@@ -36,7 +36,7 @@ struct KvBytes {
     double share = 0;          // of f16's bytes, per token: per_token of f16_total / n_cells
     std::vector<RegionBytes> regions;
     int n_cells = 0;  // tokens of the context: cells of the middle
-    // Of a single sequence: tokens up to which all are exact, and how many are at a quarter, a half and all of the context.
+    // A single sequence has all of its tokens exact up to all_exact, and so many at a quarter, a half and all of the context.
     int all_exact = 0;
     int exact_at[3] = {};
     std::vector<int> layer_slots;  // slots of each layer's middle, or of its ring

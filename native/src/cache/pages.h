@@ -11,6 +11,8 @@ namespace lkv {
 // layers in between (rows/arena.cpp). A multiple of every kernel's tile.
 constexpr int page_slots = 128;
 
+constexpr int whole_pages(int n) { return (n + page_slots - 1) / page_slots * page_slots; }
+
 // From slot 0 to a slot, in bytes. page_bytes: from a page to the next one, below 0 where slots begin at the end of what is shared.
 LKV_HD constexpr int64_t row_offset(int64_t slot, int64_t page_bytes, int64_t row_bytes) {
     static_assert(page_slots == 1 << 7);

@@ -29,20 +29,15 @@ int64_t ring_slots(const PlacementOptions& options, int window) {
 
 }  // namespace
 
-const char* why_fixed(const KvCacheOptions& options, const CacheSpec& spec, const HParams& hparams) {
+bool window_grows(const KvCacheOptions& options, const CacheSpec& spec, const HParams& hparams) {
     const auto any = [](const auto& all, auto&& has) { return std::any_of(all.begin(), all.end(), has); };
-    if (!options.keeps_recent()) return "there is no window";
-    if (options.fixed_window) return "as was asked";
-    if (options.recent_ratio > 0) return "the window is a share of the sequence";
-    if (options.evict.policy != nullptr) return "tokens are evicted";
-    if (any(hparams.block.layers, [](const auto& layer) { return layer.window > 0; })) {
-        return "layers have sliding windows";
-    }
-    if (any(spec.layers, [](const LayerCacheSpec& layer) { return layer.exact_keys_are_raw(); })) {
-        return "exact keys are turned anew in every step";
-    }
-    if (recent_slots(options) >= options.n_ctx) return "the whole context is exact";
-    return nullptr;
+    const bool is_count = options.recent > 0 && options.recent_ratio == 0;
+    if (!is_count || options.fixed_window || options.evict.policy != nullptr) return false;
+    // a ring has as many slots as its windows need
+    if (any(hparams.block.layers, [](const auto& layer) { return layer.window > 0; })) return false;
+    // keys that are turned anew in every step cost more than compressed ones
+    if (any(spec.layers, [](const LayerCacheSpec& layer) { return layer.exact_keys_are_raw(); })) return false;
+    return recent_slots(options) < options.n_ctx;
 }
 
 CacheSlots count_slots(const KvCacheOptions& options, std::span<const int> windows, bool blocks) {

@@ -11,7 +11,6 @@
 namespace lkv {
 
 constexpr int slot_tile = 64;  // kernels walk slots in tiles of this many; middle and ring are whole ones
-constexpr int whole_pages(int n) { return (n + page_slots - 1) / page_slots * page_slots; }
 constexpr int64_t whole_tiles(int64_t n) { return (n + slot_tile - 1) / slot_tile * slot_tile; }
 
 struct CacheSpec;
@@ -24,12 +23,12 @@ struct CacheSlots {
     int ring = 0;               // of layers that hold a window, 0: there are none
     int window = 0;             // the longest of these, in tokens
     std::vector<bool> in_ring;  // of every layer
-    int least_exact =
-        0;  // of recent that shares memory with the middle: what the fullest middle leaves of it, whole pages
+    // Recent that shares memory with the middle: what the fullest middle leaves of it, whole pages.
+    int least_exact = 0;
 };
 
-// Why a window of exact tokens does not grow into the memory of the compressed ones; null: it does, see placement/tiers.cpp.
-const char* why_fixed(const KvCacheOptions& options, const CacheSpec& spec, const HParams& hparams);
+// Whether a window of exact tokens grows into the memory of the compressed ones, see placement/tiers.cpp.
+bool window_grows(const KvCacheOptions& options, const CacheSpec& spec, const HParams& hparams);
 
 // windows: in tokens, of every layer, 0: none. blocks: the plan has K in token blocks, so that all layers hold the context.
 CacheSlots count_slots(const KvCacheOptions& options, std::span<const int> windows, bool blocks);

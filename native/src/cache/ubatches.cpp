@@ -30,7 +30,7 @@ Ubatches beside_recent(int n, const HParams& hparams, const CacheSpec& spec, con
     const int exact = std::min(n, sees_own_rows   ? std::max(longest_exact, cache.recent)
                                   : on_gpu(cache) ? longest_exact_on_gpu
                                                   : longest_exact);
-    const bool grows = why_fixed(cache, spec, hparams) == nullptr;  // more enter whole while there is room
+    const bool grows = window_grows(cache, spec, hparams);  // more enter whole while there is room
     return {sees_own_rows || grows ? n : exact, exact, sees_own_rows};
 }
 

@@ -156,10 +156,9 @@ def _exact(regions: Mapping[str, Any]) -> str:
 def _room(regions: Mapping[str, Any]) -> str:
     """`all of up to 6560 tokens are exact; of a quarter, half and all of the context 6560, 5216 and 260`, or
     "" where no more than the window is."""
-    everything, at = regions.get("all_exact", 0), regions.get("exact_at", [0])
-    if everything <= at[-1]:
+    everything, (quarter, half, whole) = regions["all_exact"], regions["exact_at"]
+    if everything <= whole:
         return ""
-    quarter, half, whole = at
     told = f"all of up to {everything} tokens are exact; of a quarter, half and all of the context"
     return f"{told} {quarter}, {half} and {whole}"
 

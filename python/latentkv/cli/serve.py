@@ -208,7 +208,7 @@ def _told(args: argparse.Namespace, serving: Serving, address: str) -> str:
 
 
 def _exact(told: dict[str, Any]) -> str:
-    if told["all_exact"] in (0, told["exact_at"][-1]):
+    if told["all_exact"] <= told["exact_at"][-1]:
         return ""
     return f", exact up to {told['all_exact']} tokens, {told['exact_at'][-1]} in a full one"
 

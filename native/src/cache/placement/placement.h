@@ -112,7 +112,7 @@ public:
     void gather(std::span<const SlotMove> moves);
     // How far regions may grow now.
     void limit_cells();
-    // Of a single sequence of so many tokens: how many of them are exact at least.
+    // How many tokens of a single sequence of n_tokens are exact at least.
     int exact_of(int n_tokens) const;
 
     // llama.cpp's sequence verbs. They are refused, and change nothing, where a sequence's next token would see tokens in its window whose

@@ -66,7 +66,7 @@ int Placement::n_leaving(int excess) const {
     return std::min((excess + demotion_batch - 1) / demotion_batch * demotion_batch, reserve_);
 }
 
-// Of all sequences in one scan.
+// One scan serves all sequences.
 void Placement::find_upcoming() const {
     constexpr size_t most = 2048;
     const Cells& exact = cells(recent_);

@@ -212,7 +212,7 @@ void Rows::allocate() {
     }
 }
 
-// Of regions that lie in it together.
+// The regions lie in it together.
 std::shared_ptr<CacheStorage> Rows::make_storage(std::span<const RegionRows> regions) const {
     std::vector<SplitStorage::Piece> pieces;
     for (size_t i = 0; i < devices_.size(); i++) {
