@@ -591,6 +591,11 @@ inline std::vector<std::pair<AttnShape, AttnShape>> shapes_beside() {
         {"rebuilt, wide", true, true, 64, 4, 4, 4, 320, 256, Format::q4, 2, 130, 300},
         {"rebuilt, a prompt", true, true, 64, 4, 2, 4, 192, 192, Format::q4, 20, 60, 200},
         {"wide heads", false, true, 256, 1, 4, 1, 192, 128, Format::q4, 1, 30, 100},
+        {"joint, half is exact", false, true, 128, 2, 4, 2, 192, 128, Format::q4, 1, 1500, 1400},
+        {"joint, most is exact", false, true, 64, 4, 2, 4, 256, 192, Format::q2, 1, 2100, 70},
+        {"joint, little is exact", false, true, 64, 4, 2, 4, 256, 192, Format::q2, 1, 800, 3000},
+        {"joint, eight tokens, half is exact", false, true, 64, 4, 4, 4, 192, 256, Format::q8, 8, 900, 800},
+        {"full V, half is exact", false, false, 64, 2, 2, 2, 64, 0, Format::q4, 1, 1300, 1200},
     };
     std::vector<std::pair<AttnShape, AttnShape>> pairs;
     unsigned seed = 900;

@@ -23,6 +23,8 @@ cudaError_t attend(const Plan& plan, cudaStream_t stream);
 // stream; then the rest, after it and the parts.
 cudaError_t begin_beside(const Plan& latents, cudaStream_t stream);
 cudaError_t end_beside(const Plan& latents, const CutProblem& full, cudaStream_t stream);
+// How both share the multiprocessors where they run at the same time. Nothing is shared where one is cut in a way of its own.
+Sharing shared_out(const Plan& full, const Plan& latents, const Device& device);
 
 // Attention in a few thread blocks, before the real one of a decode step: a layer's weights displace the kernels' instructions from the
 // caches. Some work items in few parts. None for kernels that run long: what the real one waits for is little of it then.

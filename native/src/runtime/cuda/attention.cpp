@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "ggml-impl.h"
+#include "ops/cuda/attend.h"
 #include "ops/cuda/routes.h"
 #include "runtime/cuda/own_products.h"
 #include "runtime/gpu.h"
@@ -204,6 +205,10 @@ Plan Attention::run_args(const ggml_tensor* dst, const AttentionNode& node, bool
     args.q = static_cast<const float*>((full ? dst->src[0] : last_queries(dst))->data);
     args.out = static_cast<float*>(dst->data);
     (full ? full_parts_ : parts_).lend(args);
+    if (node.full && node.latents && args.n_tokens <= recorded_batch) {
+        args.sharing = shared_out(full ? args : *plan(node, true), full ? *plan(node, false) : args, device_);
+        args.sharing.is_windows = full ? 1 : 0;
+    }
     return args;
 }
 

@@ -7,18 +7,23 @@ namespace {
 
 // Latents beside full rows of exact windows.
 void beside() {
-    for (const auto& [full, latents] : shapes_beside()) {
-        const Beside c{AttnCase(full), AttnCase(latents)};
-        DeviceCase of_full(c.full.params);
-        DeviceCase of_latents(c.latents.params);
-        of_latents.keeps_parts = true;
-        const std::vector<float> got = of_latents.run_beside(of_full);
-        const double error = relative_error(got, c.oracle());
-        const double tolerance = tolerance_of(latents);
-        CHECK_MSG(error <= tolerance,
-                  full.name + " (" + of_latents.args.kernel->name + "): relative error " + std::to_string(error));
-        if (latents.n_past > 0) CHECK_MSG(relative_error(got, c.oracle(Perturb::score)) > tolerance, full.name);
+    int n_shared = 0;  // kernels on multiprocessors of their own
+    for (const int held : {0, 10}) {
+        for (const auto& [full, latents] : shapes_beside()) {
+            const Beside c{AttnCase(full), AttnCase(latents)};
+            DeviceCase of_full(c.full.params);
+            DeviceCase of_latents(c.latents.params, device_limits(), false, held);
+            of_latents.keeps_parts = true;
+            const std::vector<float> got = of_latents.run_beside(of_full);
+            const double error = relative_error(got, c.oracle());
+            const double tolerance = tolerance_of(latents);
+            CHECK_MSG(error <= tolerance,
+                      full.name + " (" + of_latents.args.kernel->name + "): relative error " + std::to_string(error));
+            if (latents.n_past > 0) CHECK_MSG(relative_error(got, c.oracle(Perturb::score)) > tolerance, full.name);
+            n_shared += of_latents.args.sharing.parts > 0 ? 1 : 0;
+        }
     }
+    CHECK_MSG(n_shared == 12, std::to_string(n_shared));
 }
 
 // Latents of several sequences beside their exact windows: each, both or neither of them apart.

@@ -10,6 +10,20 @@ namespace lkv::cuda {
 // Results, or parts that are merged with another problem's.
 enum class Leaves : int32_t { results, parts };
 
+// Exact windows and latents are read by two kernels at the same time, on multiprocessors of their own: both count the slots in use on the
+// device, and come to the same number of parts for the windows.
+struct Sharing {
+    const int32_t* windows;  // [n_windows] slots in use
+    const int32_t* latents;  // [n_latents]
+    int32_t n_windows;
+    int32_t n_latents;
+    int32_t parts;          // of the windows' kernel, at most; 0: nothing is shared
+    int32_t window_blocks;  // thread blocks of one of these parts, a multiprocessor each
+    int32_t latent_blocks;  // of a part of the other kernel
+    float window_cost;      // of a slot of the windows, in slots of latents
+    int32_t is_windows;
+};
+
 struct Cut {
     int32_t unit;         // KV heads of one work item, which share their K group and their V group
     int32_t tile;         // slots of a tile
@@ -21,6 +35,7 @@ struct Cut {
         apart;  // above 0: a thread block has one token's rows, and reads that token's OwnSteps; parts of all tokens between them
     int32_t late_slots;  // 1: an earlier kernel of the step writes n_slots, which nobody may read before that has ended
     Leaves leaves;
+    Sharing sharing;
     float* partial;  // [n_split, n_tokens, n_head, 64·v_blocks] sums, not normalised, and what merging needs after them
     float* partial_ml;  // [n_split, n_tokens, n_head, 2] maximum (base 2) and sum
     uint32_t* done;     // [merge_counters] 0 between launches: thread blocks of a part or of a merge that have finished

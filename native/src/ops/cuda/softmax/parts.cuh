@@ -27,6 +27,24 @@ struct SlotCounts {
     }
 };
 
+// How many of its parts the windows' kernel has, and what each of its thread blocks does, in slots of latents.
+struct WindowShare {
+    int parts = 0;
+    float each = 0.0f;
+
+    __device__ explicit WindowShare(const Sharing& s) {
+        if (s.parts == 0) return;
+        int windows = 0;
+        int latents = 0;
+        for (int r = 0; r < s.n_windows; r++) windows += __ldg(s.windows + r);
+        for (int r = 0; r < s.n_latents; r++) latents += __ldg(s.latents + r);
+        const float work = static_cast<float>(windows) * s.window_cost;
+        const float share = work / fmaxf(1.0f, work + static_cast<float>(latents));
+        parts = max(1, static_cast<int>(static_cast<float>(s.parts) * share + 0.5f));
+        each = work / static_cast<float>(parts * s.window_blocks);
+    }
+};
+
 struct Parts {
     int before_1, before_2,
         n_tiles;  // tiles before regions 1 and 2, and all; not an array, which would leave the registers
@@ -47,7 +65,15 @@ struct Parts {
         before_2 = before_1 + tiles(1);
         n_tiles = before_2 + tiles(2);
         const int worth = p.least_tiles == 1 ? n_tiles : (n_tiles + p.least_tiles - 1) / p.least_tiles;
-        count = max(1, min(p.n_split, worth));
+        int most = p.n_split;
+        if (p.sharing.parts != 0) {
+            const int windows = WindowShare(p.sharing).parts;
+            // latents keep all where the windows have a single one
+            most = p.sharing.is_windows != 0
+                       ? windows
+                       : max(1, small_quotient(most * (p.sharing.parts - windows + 1), p.sharing.parts));
+        }
+        count = max(1, min(most, worth));
         halves = p.halves != 0 && 2 * count <= p.n_split;
     }
     // The first tile of a part, or the last one's end.

@@ -32,14 +32,15 @@ struct MlaSlots {
 
 // Slots are shared out in steps of step_slots, so that no part has a whole tile more than another: 128 tiles in 122 parts would be two for
 // six of them, and one for the others, which wait.
-// A part that waits for the exact windows' kernel has so many steps less than others: about 7 us. Where parts are shorter than three times
-// that there are none on its multiprocessors.
-constexpr int late_steps = 5;
+// A part that waits for the exact windows' kernel has so many steps less than others: about 7 us, or as long as that kernel runs. Where parts
+// are shorter than three times that there are none on its multiprocessors.
+constexpr int least_late_steps = 5;
 
 struct MlaSteps {
     int before_1, before_2, all;  // steps before regions 1 and 2, and of all
     int count;                    // parts with work, 1 … n_split
     int late;                     // the last ones, that start late
+    int late_steps;               // so many later
 
     __device__ MlaSteps(const MlaArgs& p, const MlaSlots& n_slots) {
         const auto steps = [&](int r) { return (n_slots.of[r] + step_slots - 1) / step_slots; };
@@ -49,11 +50,20 @@ struct MlaSteps {
         const auto quotient = [](int a, int b) {
             return static_cast<int>(static_cast<uint32_t>(a) / static_cast<uint32_t>(b));
         };
-        const int early = p.n_split - p.mla.late_parts;
+        int late_parts = p.mla.late_parts;
+        late_steps = least_late_steps;
+        if (late_parts > 0 && p.sharing.parts != 0) {
+            const WindowShare windows(p.sharing);
+            const int own_blocks = p.sharing.latent_blocks;
+            const int blocks = (windows.parts - 1) * p.sharing.window_blocks;
+            late_parts = min(p.n_split - 1, late_parts + quotient(blocks + own_blocks - 1, own_blocks));
+            late_steps = max(late_steps, static_cast<int>(windows.each * static_cast<float>(own_blocks)) / step_slots);
+        }
+        const int early = p.n_split - late_parts;
         const int few = p.mla.few_parts;
         const int least = few > 0 ? min((all + few - 1) / few, most_tile / step_slots) : 1;
         const int each = max(quotient(all + early - 1, early), least);
-        late = each < 3 * late_steps ? 0 : p.mla.late_parts;
+        late = each < 3 * late_steps ? 0 : late_parts;
         count = late > 0 ? p.n_split : (each <= 1 ? max(1, all) : quotient(all + each - 1, each));
         if (p.mla.keys.n_parts != 0) count = p.mla.keys.n_parts;
     }
