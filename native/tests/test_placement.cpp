@@ -367,6 +367,47 @@ void sequences_keep_runs() {
     CHECK(cells.n_used() == cells.capacity() && cells.end() == cells.capacity());
 }
 
+// Exact and compressed rows of one to seven share memory, and 2048 tokens come that all are to be exact. Tokens leave by 128 at first, which
+// is all that a full memory has room for; then by as many as the room that they left takes.
+void a_long_prompt_pushes_out_few_batches() {
+    lkv::PlacementOptions options;
+    options.n_ctx = 32768;
+    options.recent = 256;
+    lkv::Placement placement(options, {0, 6144, options.n_ctx, 1}, 1);
+    constexpr int exact_page = 7 * 128;
+    constexpr int middle_page = 128;
+    placement.share({{{48 * exact_page, exact_page, middle_page}}, 384, 6144});
+    placement.allocate();
+    int32_t next = 0;
+    const auto make_room = [&](int n_new) {
+        int batches = 0;
+        for (int excess; (excess = placement.excess(n_new, 0, {})) > 0; batches++) {
+            const int n = placement.n_leaving(excess);
+            const std::vector<lkv::SlotMove> gathered = placement.gather(n - lkv::Placement::reserve);
+            if (!gathered.empty()) placement.gather(gathered);
+            const std::vector<lkv::RowMove> moves = placement.demote(placement.oldest(n, {}));
+            CHECK(!moves.empty());
+            if (moves.empty()) return batches;
+            placement.leave_recent(moves);
+        }
+        const std::vector<lkv::SlotMove> gathered = placement.gather(0);
+        if (!gathered.empty()) placement.gather(gathered);
+        placement.limit_cells();
+        return batches;
+    };
+    int most = 0;
+    for (int step = 0; step < 12; step++) {
+        most = std::max(most, make_room(2048));
+        std::vector<int32_t> pos(2048);
+        for (int32_t& of : pos) of = next++;
+        const std::vector<int32_t> seq(pos.size(), 0);
+        (void)placement.claim({pos, seq, false});
+        CHECK(placement.fit(placement.cells(placement.recent()).end(), placement.cells(placement.middle()).end()));
+        CHECK(placement.cells(placement.recent()).n_used() + placement.cells(placement.middle()).n_used() == next);
+    }
+    CHECK(most > 1 && most <= 5);
+}
+
 }  // namespace
 
 int main() {
@@ -376,5 +417,6 @@ int main() {
     token_blocks_take_what_single_tokens_do();
     decoding_costs_no_more_in_a_long_context();
     a_scan_is_counted();
+    a_long_prompt_pushes_out_few_batches();
     return lkv::test::report("test_placement");
 }

@@ -204,8 +204,9 @@ bool KvCache::demote(const Placement::Leaving& leaving) {
 
 void KvCache::make_exact_room(int n_exact, int n_settling, const Guesses& guesses) {
     for (int excess; (excess = placement_.excess(n_exact, n_settling, guesses)) > 0;) {
-        if (!demote(placement_.oldest(placement_.n_leaving(excess), guesses))) break;
-        gather_exact(0);
+        const int n = placement_.n_leaving(excess);
+        gather_exact(n - Placement::reserve);
+        if (!demote(placement_.oldest(n, guesses))) break;
     }
     gather_exact(n_settling);
     placement_.limit_cells();

@@ -97,14 +97,16 @@ public:
 
     // Where recent and middle share memory, tokens stay exact while there is room (tiers.cpp). What leaves depends on counts of tokens alone.
     bool has_tiers() const { return arena_.is_shared(); }
-    bool fit(int exact_end, int middle_end) const { return exact_end <= arena_.exact_beside(middle_end + reserve_); }
+    bool fit(int exact_end, int middle_end) const { return exact_end <= arena_.exact_beside(middle_end + reserve); }
     const Arena& arena() const { return arena_; }
     // The most new tokens that can enter recent at once, once what may leave has left, while so many others settle.
     int most_exact(int n_settling = 0) const;
     // By how many exact tokens there are too many for n_exact new ones and for n_settling in the middle; below 0: so many fit beside.
     int excess(int n_exact, int n_settling, const Guesses& guesses) const;
-    int n_leaving(int excess) const;      // that leave at once for it
-    int spare() const { return spare_; }  // exact slots that are free after a step
+    // That leave at once for it: as many as find room in the middle once the others are gathered.
+    int n_leaving(int excess) const;
+    static constexpr int reserve = page_slots;  // slots of the middle that are free for what leaves next
+    int spare() const { return spare_; }        // exact slots that are free after a step
     // At least n of the oldest exact tokens outside of windows, as due(): those of idle sequences first, then of the longest ones.
     Leaving oldest(int n, const Guesses& guesses) const;
     // Moves out of the exact pages that the middle needs next, or for n_settling tokens; gather(moves) makes them.
@@ -177,7 +179,6 @@ private:
     uint64_t version_ = 0;
     Arena arena_;
     int spare_ = 0;
-    int reserve_ = page_slots;  // slots of the middle that are free for what leaves next
     // Exact tokens of a sequence outside of its window, by position: those before `end` are all here, some of which may have left.
     struct Upcoming {
         std::vector<std::pair<int32_t, int>> tokens;  // position, slot

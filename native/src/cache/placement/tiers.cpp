@@ -22,7 +22,7 @@ void Placement::share(const Arena& arena) {
 void Placement::limit_cells() {
     if (!arena_.is_shared()) return;
     Cells& exact = regions_[static_cast<size_t>(recent_)];
-    exact.limit(arena_.exact_beside(cells(middle()).end() + reserve_));
+    exact.limit(arena_.exact_beside(cells(middle()).end() + reserve));
     regions_.back().limit(arena_.middle_beside(exact.end()));
 }
 
@@ -36,7 +36,7 @@ int Placement::exact_of(int n_tokens) const {
     const int others = n_tokens - sinks;
     int exact = recent_ < 0 ? 0 : std::min(others, options_.window(n_tokens));
     if (!arena_.is_shared()) return sinks + exact;
-    const auto fits = [&](int n) { return n + spare_ <= arena_.target_beside(others - n + reserve_); };
+    const auto fits = [&](int n) { return n + spare_ <= arena_.target_beside(others - n + reserve); };
     for (int step = 1 << 28; step > 0; step /= 2) {
         if (exact + step <= others && fits(exact + step)) exact += step;
     }
@@ -53,17 +53,19 @@ int Placement::most_exact(int n_settling) const {
     kept = std::min(kept, exact.n_used());
     const Cells& middle = regions_.back();
     const int then = std::max(middle.end(), middle.n_occupied() + exact.n_used() - kept) + n_settling;
-    return std::max(1, arena_.target_beside(then + reserve_) - kept);
+    return std::max(1, arena_.target_beside(then + reserve) - kept);
 }
 
 int Placement::excess(int n_exact, int n_settling, const Guesses& guesses) const {
     int n = cells(recent_).n_used() + n_exact;
     for (const int32_t of_sequence : guesses) n -= of_sequence;
-    return n - arena_.target_beside(cells(middle()).end() + n_settling + reserve_);
+    return n - arena_.target_beside(cells(middle()).end() + n_settling + reserve);
 }
 
 int Placement::n_leaving(int excess) const {
-    return std::min((excess + demotion_batch - 1) / demotion_batch * demotion_batch, reserve_);
+    const int gathered = arena_.middle_beside(cells(recent_).n_used()) - cells(middle()).end();
+    const int room = std::max(reserve, gathered / demotion_batch * demotion_batch);
+    return std::min((excess + demotion_batch - 1) / demotion_batch * demotion_batch, room);
 }
 
 // One scan serves all sequences.
@@ -150,7 +152,7 @@ Placement::Leaving Placement::oldest(int n, const Guesses& guesses) const {
 
 std::vector<SlotMove> Placement::gather(int n_settling) const {
     const Cells& exact = cells(recent_);
-    const int end = arena_.exact_beside(cells(middle()).end() + n_settling + reserve_);
+    const int end = arena_.exact_beside(cells(middle()).end() + n_settling + reserve);
     std::vector<SlotMove> moves;
     int to = 0;
     for (int from = exact.end() - 1; from >= end; from--) {
