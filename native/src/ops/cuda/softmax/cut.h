@@ -18,6 +18,7 @@ struct Sharing {
     int32_t n_windows;
     int32_t n_latents;
     int32_t parts;          // of the windows' kernel, at most; 0: nothing is shared
+    int32_t all_parts;      // so many would fill the device
     int32_t window_blocks;  // thread blocks of one of these parts, a multiprocessor each
     int32_t latent_blocks;  // of a part of the other kernel
     float window_cost;      // of a slot of the windows, in slots of latents

@@ -40,7 +40,7 @@ struct WindowShare {
         for (int r = 0; r < s.n_latents; r++) latents += __ldg(s.latents + r);
         const float work = static_cast<float>(windows) * s.window_cost;
         const float share = work / fmaxf(1.0f, work + static_cast<float>(latents));
-        parts = max(1, static_cast<int>(static_cast<float>(s.parts) * share + 0.5f));
+        parts = min(s.parts, max(1, static_cast<int>(static_cast<float>(s.all_parts) * share + 0.5f)));
         each = work / static_cast<float>(parts * s.window_blocks);
     }
 };
@@ -71,7 +71,7 @@ struct Parts {
             // latents keep all where the windows have a single one
             most = p.sharing.is_windows != 0
                        ? windows
-                       : max(1, small_quotient(most * (p.sharing.parts - windows + 1), p.sharing.parts));
+                       : max(1, small_quotient(most * (p.sharing.all_parts - windows + 1), p.sharing.all_parts));
         }
         count = max(1, min(most, worth));
         halves = p.halves != 0 && 2 * count <= p.n_split;
