@@ -20,6 +20,8 @@ from latentkv.plan import presets
 from latentkv.plan.options import NAMES, SessionOptions
 
 if TYPE_CHECKING:
+    from latentkv import _core
+    from latentkv.drafts.model import Drafter
     from latentkv.plan.fit import Fit
 
 DEFAULT_CONTEXT = 8192  # tokens of a sequence
@@ -340,7 +342,7 @@ def cache_options(args: argparse.Namespace, n_seq_max: int = 1) -> SessionOption
 
 
 def add_drafts(group: Any) -> None:
-    """Adds --draft-max and --spec-type; drafts() says what they ask for."""
+    """Adds --draft-max, --spec-type and -md; drafts() and drafter() say what they ask for."""
     group.add_argument(
         "--draft-max",
         "--draft",
@@ -361,15 +363,59 @@ def add_drafts(group: Any) -> None:
         help="how tokens are guessed: none, or ngram-simple (default) and llama.cpp's other ngram types, all "
         "of which look them up in the text",
     )
+    group.add_argument(
+        "-md",
+        "--model-draft",
+        "--spec-draft-model",
+        dest="model_draft",
+        default="",
+        metavar="FILE",
+        help="a GGUF of a smaller model with the same vocabulary, which guesses where the text repeats "
+        "nothing, as far as that pays",
+    )
+    group.add_argument(
+        "-ngld",
+        "--n-gpu-layers-draft",
+        "--gpu-layers-draft",
+        "--spec-draft-ngl",
+        dest="gpu_layers_draft",
+        type=number(ranges.Range(0, 9999)),
+        default=None,
+        metavar="N",
+        help="its layers on GPUs (default: all where the other model has some there, else 0)",
+    )
 
 
 def drafts(args: argparse.Namespace) -> int:
     """The most tokens that are guessed."""
+    if args.model_draft and (args.spec_type == "none" or args.draft_max == 0):
+        raise expected("-md", "guesses beside it", "--spec-type none or --draft-max 0")
+    if args.model_draft and "auto" in (args.ctx_size, args.kv_budget):
+        raise expected("-md", "-c N and no --kv-budget auto, which do not count its memory", "auto")
     if args.spec_type == "none":
         if args.draft_max:
             raise expected("--draft-max", "0 beside --spec-type none", args.draft_max)
         return 0
     return MOST if args.draft_max is None else min(MOST, args.draft_max)
+
+
+def drafter(
+    args: argparse.Namespace, fit: Fit, target: _core.Model, session: _core.Session
+) -> Drafter | None:
+    """The model of -md, with a cache of as many tokens and sequences; None: there is none."""
+    if not args.model_draft:
+        return None
+    if session.evict != "none":
+        raise expected("-md", "no --evict beside it, under which guesses would count", session.evict)
+    from latentkv import _core
+    from latentkv.drafts.model import Drafter
+
+    layers = args.gpu_layers_draft
+    if layers is None:
+        layers = 99 if fit.n_gpu_layers > 0 else 0
+    model = _core.Model(args.model_draft, n_gpu_layers=layers, use_mmap=args.mmap)
+    own = threads(args, args.threads) if "threads" in args else {}
+    return Drafter.of(model, target, n_ctx=session.n_ctx, n_seq_max=session.n_seq_max, **own)
 
 
 _SPEC_TYPES = ("none", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")

@@ -57,8 +57,11 @@ def main(argv: Sequence[str]) -> int:
         chat_template=template,
         **fit.options,
     )
+    if args.model_draft and llama.session.is_recurrent:
+        raise expected("-md", "serve for a model with recurrent layers", "chat")
+    model = options.drafter(args, fit, llama.model, llama.session)
     if most and not llama.session.is_recurrent and llama.session.evict == "none":
-        llama.draft_model = AdaptiveLookup(most, on_gpu(llama.session))
+        llama.draft_model = AdaptiveLookup(most, on_gpu(llama.session), model)
     sampling.setdefault("temperature", llama.recommended.get("temperature", SamplingOptions.temperature))
     note_thoughts(args.reasoning_budget, lambda: llama.chat_template)
     console = Console(color=_COLOR[args.color], quiet=args.quiet)

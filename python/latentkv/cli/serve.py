@@ -136,7 +136,11 @@ def _serving(args: argparse.Namespace) -> Serving:
         shift=Shift.of(model, args.keep, sink) if args.context_shift else None,
         reuse=Reuse.of(model, session, args.cache_reuse, sink) if args.cache_reuse else None,
         store=_store(args, model, cache, sink),
-        drafting=Drafting.of(session, options.drafts(args)),
+        drafting=Drafting.of(
+            session,
+            options.drafts(args),
+            options.drafter(args, fit, model, session),
+        ),
     )
     name = args.alias or Path(args.model).name.removesuffix(".gguf")
     told = about(model, session, dict(cache))

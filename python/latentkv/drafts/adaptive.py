@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,12 +10,19 @@ from numpy.typing import NDArray
 from latentkv.drafts.lookup import Lookup
 from latentkv.drafts.worth import CPU, GPU, MOST, Step
 
+if TYPE_CHECKING:
+    from latentkv.drafts.model import Drafter
+
 
 class AdaptiveLookup:
     """Guesses as many tokens as are worth a step of one sequence, none where guesses do not come true."""
 
-    def __init__(self, num_pred_tokens: int = MOST, on_gpu: bool = False) -> None:
+    def __init__(
+        self, num_pred_tokens: int = MOST, on_gpu: bool = False, model: Drafter | None = None
+    ) -> None:
+        """model: guesses where the text repeats nothing."""
         self.num_pred_tokens = num_pred_tokens  # the most
+        self._model = model
         self._exponent = GPU if on_gpu else CPU
         self._lookup: Lookup | None = None
 
@@ -25,10 +32,15 @@ class AdaptiveLookup:
         known = 0 if lookup is None else len(lookup.text)
         if lookup is None or len(input_ids) < known or not self._goes_on(lookup, input_ids):
             lookup = self._lookup = Lookup(input_ids.tolist())
+            if self._model is not None:
+                self._model.begin(0)
         else:
             for token in input_ids[known:].tolist():
                 lookup.push(token)
-        found = lookup.guesses(Step(1, self._exponent), self.num_pred_tokens)
+        step = Step(1, self._exponent)
+        found = lookup.guesses(step, self.num_pred_tokens)
+        if not found and self._model is not None:
+            found = self._model.guesses(0, lookup.text.tokens, step, self.num_pred_tokens)
         return np.asarray(found, np.intc)
 
     def _goes_on(self, lookup: Lookup, input_ids: NDArray[np.intc]) -> bool:

@@ -56,16 +56,26 @@ class Step:
 
     def count(self, rate: float, most: int) -> int:
         """How many guesses are worth it, `most` at most, which are then part of the step."""
-        best, count = self._gain(0, rate) * COUNTS_FROM, 0
-        for k in COUNTS:
-            if k <= most and (gain := self._gain(k, rate)) > best:
-                best, count = gain, k
-        self._tokens += count
-        self._given += _given(count, rate) - 1
+        count = self.worth(rate, most)
+        self.add(count, rate)
         return count
 
-    def _gain(self, k: int, rate: float) -> float:
-        return float((self._given - 1 + _given(k, rate)) / (self._tokens + k) ** self._exponent)
+    def worth(self, rate: float, most: int, cost: float = 0.0) -> int:
+        """The same of guesses that each cost a share of a step of one token; they are not part of it yet."""
+        best, count = self._gain(0, rate, cost) * COUNTS_FROM, 0
+        for k in COUNTS:
+            if k <= most and (gain := self._gain(k, rate, cost)) > best:
+                best, count = gain, k
+        return count
+
+    def add(self, count: int, rate: float) -> None:
+        """So many guesses are part of the step."""
+        self._tokens += count
+        self._given += _given(count, rate) - 1
+
+    def _gain(self, k: int, rate: float, cost: float) -> float:
+        given = self._given - 1 + _given(k, rate)
+        return float(given / ((self._tokens + k) ** self._exponent + k * cost))
 
 
 def _given(k: int, rate: float) -> float:

@@ -245,7 +245,7 @@ class Scheduler:
             assert slot.job is not None
             guesses: Sequence[int] = ()
             if self.drafting is not None and step is not None and len(slot.job.pending) <= MIXED_CHUNK:
-                guesses = self.drafting.guesses(slot.job, step)
+                guesses = self.drafting.guesses(slot, step)
             batch.add(slot, MIXED_CHUNK, guesses)
 
     def _read(self, batch: Batch, reading: Sequence[Slot], room: int) -> None:

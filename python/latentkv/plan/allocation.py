@@ -45,10 +45,10 @@ class Choice:
 
 
 Group = Sequence[Table]  # the ways to cut it
-# Exact tokens in f16 where that leaves nearly as much as q8_0 does, in caches of which they are a fifth or less:
-# more than the window stays exact in that format while there is room. The 1.5B at 8.5 % of 65536 tokens, 4096,
-# 16384 and 32768 of them in it: 0.0023, 0.011 and 0.0061 nats with q8_0, which costs least in a full cache;
-# 0.000001, 0.0085 and 0.0064 with f16.
+# Exact tokens in f16 where that leaves nearly as much as q8_0 does, in caches of which they are a fifth or
+# less: more than the window stays exact in that format while there is room. The 1.5B at 8.5 % of 65536
+# tokens, 4096, 16384 and 32768 of them in it: 0.0023, 0.011 and 0.0061 nats with q8_0, which costs least in a
+# full cache; 0.000001, 0.0085 and 0.0064 with f16.
 NEARLY = 7 / 8
 _HALVINGS = 44  # of a factor of 16: the price to 1e-13 of itself
 

@@ -1,0 +1,141 @@
+"""Guesses of a smaller model with the same vocabulary (`-md`).
+
+Speculative decoding (Leviathan et al. 2023) with the smaller model's likeliest tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from latentkv import _core
+from latentkv.drafts.worth import COUNTS, SEEN, Step
+from latentkv.errors import LatentKVError, expected
+from latentkv.plan.master import planned
+
+PIECE = 512  # tokens of a long text that it reads before a step, so that no other answer waits for it
+LIKELY = 0.75  # how often its next token is right, before any was seen
+LEAST_SURE = 0.5  # a guess that it gives less is its last
+
+
+@dataclass
+class _Sequence:
+    held: list[int] = field(default_factory=list)  # what its cache has
+    guessed: tuple[int, list[int]] = (0, [])  # the latest guesses, and behind how many tokens
+    right: float = field(default_factory=lambda: SEEN * LIKELY)
+    tried: float = SEEN
+
+    def judge(self, tokens: Sequence[int]) -> None:
+        """The sequence's tokens by now: which of the latest guesses came true."""
+        begin, guessed = self.guessed
+        for is_right in map(int.__eq__, guessed, tokens[begin : begin + len(guessed)]):
+            self.right += is_right
+            self.tried += 1
+            if not is_right:
+                break
+        self.guessed = (0, [])
+
+
+class Drafter:
+    """A model beside the one that answers, with a cache of as many sequences."""
+
+    def __init__(self, model: _core.Model, session: _core.Session, cost: float) -> None:
+        """cost: of one of its tokens, in steps of the other model."""
+        self.model, self.session, self.cost = model, session, cost
+        self._sequences = [_Sequence() for _ in range(session.n_seq_max)]
+
+    @classmethod
+    def of(cls, model: _core.Model, target: _core.Model, **options: Any) -> Drafter:
+        """options: of its session.
+
+        Raises:
+            LatentKVError: it has another vocabulary, or cannot take guesses back.
+        """
+        require_same_vocabulary(model, target)
+        session = _core.Session(model, **planned(model, options))
+        if session.is_recurrent or not session.rewinds:
+            raise expected("-md", "a model whose cache can go back by single tokens", "one that cannot")
+        return cls(model, session, model.size_bytes / target.size_bytes)
+
+    def begin(self, seq: int) -> None:
+        """Another answer: how often guesses come true is another's business."""
+        self._sequences[seq] = _Sequence(self._sequences[seq].held)
+
+    def guesses(self, seq: int, tokens: Sequence[int], step: Step, most: int) -> list[int]:
+        """What comes after all tokens of a sequence, as far as it is worth its place in the step, `most` at
+        most. Nothing while it has not read them all."""
+        of = self._sequences[seq]
+        of.judge(tokens)
+        if len(tokens) + most > self.session.n_ctx:
+            return []
+        count = step.worth(of.right / of.tried, most, self.cost)
+        if count == 0 or (logits := self._read(seq, tokens)) is None:
+            return []
+        found: list[int] = []
+        while len(found) < count:
+            token = int(logits.argmax())
+            if 1 / float(np.exp(logits - logits[token], dtype=np.float64).sum()) < LEAST_SURE:
+                break
+            found.append(token)
+            if len(found) < count:
+                logits = self._decode([token], seq)
+        found = found[: max(k for k in (0, *COUNTS) if k <= len(found))]
+        of.guessed = (len(tokens), found)
+        step.add(len(found), of.right / of.tried)
+        return found
+
+    def _read(self, seq: int, tokens: Sequence[int]) -> np.ndarray[Any, Any] | None:
+        """Logits behind the tokens; None: some are not read yet."""
+        of = self._sequences[seq]
+        keep = min(_common(of.held, tokens), len(tokens) - 1)
+        if keep < len(of.held):
+            if not self.session.seq_rm(seq, keep):
+                self.session.seq_rm(seq)
+                keep = 0
+            del of.held[keep:]
+        missing = list(tokens[keep : keep + PIECE])
+        logits = self._decode(missing, seq)
+        return logits if len(of.held) == len(tokens) else None
+
+    def _decode(self, tokens: list[int], seq: int) -> np.ndarray[Any, Any]:
+        """Logits behind the last one. Other sequences are forgotten where there is no room beside them."""
+        try:
+            self.session.require_room(len(tokens))
+        except LatentKVError:
+            for other, of in enumerate(self._sequences):
+                if other != seq:
+                    self.session.seq_rm(other)
+                    of.held = []
+        self._sequences[seq].held += tokens
+        return self.session.decode(tokens, seq=[seq] * len(tokens), output="last")[0]
+
+
+def require_same_vocabulary(model: _core.Model, target: _core.Model) -> None:
+    """Tokens of one are tokens of the other. Embeddings may be padded.
+
+    Raises:
+        LatentKVError: they differ.
+    """
+    common = min(model.n_vocab, target.n_vocab)
+    for token in range(common):
+        own, other = model.token_to_piece(token, True), target.token_to_piece(token, True)
+        if own != other:
+            got = f"token {token} is {own!r}, not {other!r}"
+            raise expected("-md", "a model with the same vocabulary", got)
+    if abs(model.n_vocab - target.n_vocab) > PADDED:
+        raise expected("-md", f"a vocabulary of {target.n_vocab} tokens", model.n_vocab)
+
+
+PADDED = 1024  # tokens by which padded embeddings may differ
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many first tokens are equal."""
+    n = min(len(a), len(b))
+    if a[:n] == b[:n]:
+        return n
+    differ = np.flatnonzero(np.asarray(a[:n]) != np.asarray(b[:n]))
+    return int(differ[0])
