@@ -9,6 +9,8 @@ namespace {
 
 // A sequence is idle, and gives up its exact tokens first, once others have had so many tokens since its last.
 constexpr uint64_t idle_after = 2048;
+// Tokens that leave together: a GPU holds their latents meanwhile, 10 KB a token of an 8B.
+constexpr int most_leaving = 512;
 
 }  // namespace
 
@@ -64,7 +66,7 @@ int Placement::excess(int n_exact, int n_settling, const Guesses& guesses) const
 
 int Placement::n_leaving(int excess) const {
     const int gathered = arena_.middle_beside(cells(recent_).n_used()) - cells(middle()).end();
-    const int room = std::max(reserve, gathered / demotion_batch * demotion_batch);
+    const int room = std::clamp(gathered / demotion_batch * demotion_batch, reserve, most_leaving);
     return std::min((excess + demotion_batch - 1) / demotion_batch * demotion_batch, room);
 }
 
