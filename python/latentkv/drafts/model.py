@@ -92,10 +92,11 @@ class Drafter:
         of = self._sequences[seq]
         keep = min(_common(of.held, tokens), len(tokens) - 1)
         if keep < len(of.held):
-            if not self.session.seq_rm(seq, keep):
-                self.session.seq_rm(seq)
+            if self.session.seq_rm(seq, keep):
+                del of.held[keep:]
+            else:
+                self._forget(seq)
                 keep = 0
-            del of.held[keep:]
         missing = list(tokens[keep : keep + PIECE])
         logits = self._decode(missing, seq)
         return logits if len(of.held) == len(tokens) else None
@@ -105,12 +106,20 @@ class Drafter:
         try:
             self.session.require_room(len(tokens))
         except LatentKVError:
-            for other, of in enumerate(self._sequences):
+            for other in range(len(self._sequences)):
                 if other != seq:
-                    self.session.seq_rm(other)
-                    of.held = []
+                    self._forget(other)
+        try:
+            logits = self.session.decode(tokens, seq=[seq] * len(tokens), output="last")[0]
+        except BaseException:  # of an interrupted call some tokens may be there
+            self._forget(seq)
+            raise
         self._sequences[seq].held += tokens
-        return self.session.decode(tokens, seq=[seq] * len(tokens), output="last")[0]
+        return logits
+
+    def _forget(self, seq: int) -> None:
+        self.session.seq_rm(seq)
+        self._sequences[seq].held = []
 
 
 def require_same_vocabulary(model: _core.Model, target: _core.Model) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from latentkv.drafts.lookup import Lookup
@@ -51,7 +52,14 @@ class Drafting:
         found = job.lookup.guesses(step, most)
         if found or self.model is None:
             return found
-        return self.model.guesses(slot.seq, job.lookup.text.tokens, step, most)
+        try:
+            return self.model.guesses(slot.seq, job.lookup.text.tokens, step, most)
+        except Exception as error:  # no answer needs guesses
+            print(
+                f"warning: [-md] expected guesses; got {error}; there are none from now on", file=sys.stderr
+            )
+            self.model = None
+            return []
 
     def finish(self, job: Job) -> None:
         """An answer has ended."""

@@ -160,6 +160,29 @@ def test_chat_takes_one(converted: Callable[..., Path]) -> None:
         assert said.splitlines()[-1].startswith(f"error: [-md] expected {message}")
 
 
+def test_answers_go_on_without_one_that_fails(
+    model: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What its cache has by then is not trusted either."""
+    own = drafter(model)
+    decode, calls = own.session.decode, iter(range(100))
+
+    def failing(*args: Any, **options: Any) -> Any:
+        if next(calls) == 5:
+            raise MemoryError("no room")
+        return decode(*args, **options)
+
+    monkeypatch.setattr(own, "session", SimpleNamespace(**{
+        name: getattr(own.session, name) for name in ("n_ctx", "require_room", "seq_rm")
+    }, decode=failing))  # fmt: skip
+    want, _ = answers(model, None, (WORDS[0],))
+    got, one = answers(model, own, (WORDS[0],))
+    assert got == want
+    assert one.drafting.model is None
+    assert own._sequences[0].held == []
+    assert capsys.readouterr().err.startswith("warning: [-md] expected guesses; got no room;")
+
+
 def test_another_vocabulary_is_refused() -> None:
     def vocabulary(*pieces: bytes) -> Any:
         return SimpleNamespace(n_vocab=len(pieces), token_to_piece=lambda token, special: pieces[token])
