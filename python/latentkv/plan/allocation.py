@@ -45,11 +45,9 @@ class Choice:
 
 
 Group = Sequence[Table]  # the ways to cut it
-# Exact tokens in f16 where that leaves nearly as much as q8_0 does, in caches of which they are a fifth or
-# less: more than the window stays exact in that format while there is room. The 1.5B at 8.5 % of 65536
-# tokens, 4096, 16384 and 32768 of them in it: 0.0023, 0.011 and 0.0061 nats with q8_0, which costs least in a
-# full cache; 0.000001, 0.0085 and 0.0064 with f16.
-NEARLY = 7 / 8
+# The 1.5B at 8.5 % of 65536 tokens, 4096, 16384 and 32768 of them in it: 0.0023, 0.011 and 0.0061 nats where
+# exact tokens are q8_0, which costs least in a full cache; 0.000001, 0.0085 and 0.0064 where they are f16.
+LITTLE = 0.2
 _HALVINGS = 44  # of a factor of 16: the price to 1e-13 of itself
 
 
@@ -84,6 +82,13 @@ def allocate(groups: Sequence[Group], budget: int, drop_penalty: float = 1.0) ->
     return _upgraded(groups, best, budget)
 
 
+def exact_formats(exact: Mapping[str, int], budget: int) -> list[str]:
+    """Row formats of exact tokens to choose from. exact: their bytes, the widest first: that one alone where
+    it takes little of the budget, as more than the window stays exact in it while there is room."""
+    widest = next(iter(exact))
+    return [widest] if exact[widest] <= LITTLE * budget else list(exact)
+
+
 def allocate_beside(
     groups: Sequence[Group],
     rooms: Mapping[str, int],
@@ -91,19 +96,15 @@ def allocate_beside(
     nats: Callable[[float], float],
     drop_penalty: float = 1.0,
 ) -> tuple[str, list[Choice]]:
-    """The row format of exact tokens and what `allocate` finds beside it: the first one where that leaves
-    nearly as much as any, else that which costs least together.
+    """The row format of exact tokens and what `allocate` finds beside it, which cost least together.
 
-    By that format: rooms, the bytes it leaves; prices, the nats per token that it costs, the widest format
-    first. nats: what a summed distortion costs.
+    By that format: rooms, the bytes it leaves; prices, the nats per token that it costs. nats: what a summed
+    distortion costs.
 
     Raises:
         LatentKVError: none leaves enough for the cheapest plan.
     """
-    most, widest = max(rooms.values()), next(iter(prices))
-    needed = min(least(groups), most)  # where none is enough, the error is of the largest
-    if rooms.get(widest, 0) >= max(needed, NEARLY * most):
-        rooms = {widest: rooms[widest]}
+    needed = min(least(groups), max(rooms.values()))  # where none is enough, the error is of the largest
     found = {name: allocate(groups, room, drop_penalty) for name, room in rooms.items() if room >= needed}
     best = min(found, key=lambda name: prices[name] + nats(total(groups, found[name], drop_penalty)))
     return best, found[best]

@@ -16,7 +16,7 @@ import numpy as np
 
 from latentkv.errors import expected
 from latentkv.plan import kv_budget
-from latentkv.plan.allocation import Choice, Group, Table, allocate_beside, total
+from latentkv.plan.allocation import Choice, Group, Table, allocate_beside, exact_formats, total
 from latentkv.plan.kv_budget import KvBudget
 from latentkv.plan.options import SessionOptions
 from latentkv.plan.presets import resolved
@@ -89,7 +89,8 @@ def choose(model: _core.Model, budget: KvBudget | str, **options: Any) -> Alloca
         for table in _tables(master[side], _group_slots(model, least, side), scales, _stored(model, side))
     ]
     offer = _Offer.of(master, groups)
-    exact, chosen = _bought(offer, tuple(_rooms(caches, budget).items()), tuple(prices.items()))
+    rooms = _rooms(caches, budget, n_ctx, model.n_ctx_train)
+    exact, chosen = _bought(offer, tuple(rooms.items()), tuple(prices.items()))
     formats = [master["formats"][option] for choice in chosen for option in choice.formats]
     n_k = len(master["k"]["bytes"])
     differs = (
@@ -222,12 +223,15 @@ def _tables(side: Mapping[str, Any], n_slots: list[int], scales: int, stored: li
     return tables
 
 
-def _rooms(caches: Mapping[str, Mapping[str, Any]], budget: KvBudget) -> dict[str, int]:
+def _rooms(
+    caches: Mapping[str, Mapping[str, Any]], budget: KvBudget, n_ctx: int, n_ctx_train: int
+) -> dict[str, int]:
     """Row format of exact tokens -> bytes that the budget leaves for compressed rows of one sequence."""
     fixed = {name: _fixed(cache) for name, cache in caches.items()}
     least = min(fixed, key=lambda name: fixed[name])
     room = _room(caches[least], budget) + fixed[least]
-    return {name: room - size for name, size in fixed.items() if size < room}
+    names = exact_formats(fixed, room * min(n_ctx, n_ctx_train) // n_ctx)
+    return {name: room - fixed[name] for name in names if fixed[name] < room}
 
 
 def _fixed(cache: Mapping[str, Any]) -> int:

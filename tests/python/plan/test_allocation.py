@@ -141,9 +141,13 @@ def test_exact_tokens_pay_for_their_format() -> None:
         )
         assert name == best
         assert sum(g[c.table].bytes(c.formats) for g, c in zip(groups, chosen, strict=True)) <= rooms[name]
-    nearly = {"wide": least + 8, "narrow": least + 8}  # which stay exact in it while there is room
-    assert allocation.allocate_beside(groups, nearly, {"wide": 0.0, "narrow": -1.0}, float)[0] == "wide"
     prices = {"wide": 0.0, "narrow": 1e9}
     assert allocation.allocate_beside(groups, rooms | {"wide": least - 1}, prices, float)[0] == "narrow"
     with pytest.raises(LatentKVError, match=rf"bytes or more for compressed rows; got {least - 1}"):
         allocation.allocate_beside(groups, {"wide": least - 2, "narrow": least - 1}, prices, float)
+
+
+def test_exact_tokens_are_wide_where_they_are_few() -> None:
+    exact = {"f16": 200, "q8_0": 106}
+    assert allocation.exact_formats(exact, 1000) == ["f16"]
+    assert allocation.exact_formats(exact, 999) == ["f16", "q8_0"]

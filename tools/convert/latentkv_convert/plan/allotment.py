@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from latentkv.plan.allocation import Choice, Group, Table, Units, allocate_beside, total
+from latentkv.plan.allocation import Choice, Group, Table, Units, allocate_beside, exact_formats, total
 from latentkv.plan.kv_budget import KvBudget
 
 from ..ir import FULL, OF_VALUE, SIDES, LayerPlan, ModelSpec, Plan, SidePlan
@@ -28,13 +28,15 @@ class Count:
     budget: int  # bytes, for compressed rows and exact tokens
     exact: Mapping[str, int]  # bytes of exact tokens by their row format, the widest first
     n_ctx: int  # whole tiles
+    n_ctx_train: int
     slots: tuple[int, ...]  # of compressed rows, in every layer
     full: int  # bytes of the f16 cache
     pays_factors: bool  # a channel costs its part of the factors
 
     def rooms(self, budget: int) -> dict[str, int]:
         """Bytes for compressed rows by the row format of exact tokens, of those that it is enough for."""
-        return {name: budget - size for name, size in self.exact.items() if budget > size}
+        names = exact_formats(self.exact, budget * min(self.n_ctx, self.n_ctx_train) // self.n_ctx)
+        return {name: budget - self.exact[name] for name in names if budget > self.exact[name]}
 
     def table(
         self, costs: Table, layer: int, widths: tuple[int, ...], channel: float, replaced: float
@@ -73,7 +75,7 @@ def count(
     cache, least = caches[formats[-1]], rows[formats[-1]]
     n_exact, full = sum(of["slots"] for of in exact[formats[-1]]), cache["f16_total"]
     room = budget.row_bytes(full, cache["cells"] + least, n_exact, sizes.state_bytes(spec)) + least
-    return Count(room, rows, cache["n_cells"], tuple(cache["layer_slots"]), full, pays_factors)
+    return Count(room, rows, cache["n_cells"], spec.n_ctx, tuple(cache["layer_slots"]), full, pays_factors)
 
 
 @dataclass(frozen=True)
