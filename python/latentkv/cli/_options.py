@@ -409,13 +409,15 @@ def drafter(
         raise expected("-md", "no --evict beside it, under which guesses would count", session.evict)
     from latentkv import _core
     from latentkv.drafts.model import Drafter
+    from latentkv.plan.master import planned
 
     layers = args.gpu_layers_draft
     if layers is None:
         layers = 99 if fit.n_gpu_layers > 0 else 0
     model = _core.Model(args.model_draft, n_gpu_layers=layers, use_mmap=args.mmap)
     own = threads(args, args.threads) if "threads" in args else {}
-    return Drafter.of(model, target, n_ctx=session.n_ctx, n_seq_max=session.n_seq_max, **own)
+    cache = planned(model, {"n_ctx": session.n_ctx, "n_seq_max": session.n_seq_max, **own})
+    return Drafter.of(model, _core.Session(model, **cache), target)
 
 
 _SPEC_TYPES = ("none", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")

@@ -14,7 +14,6 @@ import numpy as np
 from latentkv import _core
 from latentkv.drafts.worth import COUNTS, SEEN, Step
 from latentkv.errors import LatentKVError, expected
-from latentkv.plan.master import planned
 
 PIECE = 512  # tokens of a long text that it reads before a step, so that no other answer waits for it
 LIKELY = 0.75  # how often its next token is right, before any was seen
@@ -48,14 +47,13 @@ class Drafter:
         self._sequences = [_Sequence() for _ in range(session.n_seq_max)]
 
     @classmethod
-    def of(cls, model: _core.Model, target: _core.Model, **options: Any) -> Drafter:
-        """options: of its session.
+    def of(cls, model: _core.Model, session: _core.Session, target: _core.Model) -> Drafter:
+        """session: of the model.
 
         Raises:
             LatentKVError: it has another vocabulary, or cannot take guesses back.
         """
         require_same_vocabulary(model, target)
-        session = _core.Session(model, **planned(model, options))
         if session.is_recurrent or not session.rewinds:
             raise expected("-md", "a model whose cache can go back by single tokens", "one that cannot")
         return cls(model, session, model.size_bytes / target.size_bytes)

@@ -393,7 +393,9 @@ def test_budgets_count_exact_slots_and_bookkeeping(text: str, n_bytes: float) ->
 def test_a_kept_channel_pays_for_factors_that_grow() -> None:
     """64 channels in two segments; 100 slots; 30 bytes a channel, against 960 that leave or none."""
     costs = Table(np.array([[36, 20, 0], [36, 20, 0]]), np.zeros((2, 3)))
-    pays, free = (allotment.Count(0, {"f16": 0}, 100, 100, (100,), 0, pays_factors=pays) for pays in (True, False))
+    pays, free = (
+        allotment.Count(0, {"f16": 0}, 100, 100, (100,), 0, pays_factors=pays) for pays in (True, False)
+    )
     replacing = pays.table(costs, 0, (32, 32), 30.0, 960.0)
     assert replacing.cost.tolist() == [[3600, 2000, 0], [3600 + 960, 2000 + 960, 0]]
     beside = pays.table(costs, 0, (32, 32), 30.0, 0.0)

@@ -14,7 +14,7 @@ from latentkv.drafts.worth import Step
 from latentkv.engine.drafting import Drafting
 from latentkv.engine.request import Request, Ticket
 from latentkv.engine.scheduler import Scheduler
-from latentkv.engine.slot import Job
+from latentkv.engine.slot import Slot
 from latentkv.sampling.options import SamplingOptions
 
 
@@ -33,7 +33,9 @@ class Told(Drafting):
         super().__init__()
         self._known = dict(zip(map(tuple, PROMPTS), known, strict=True))
 
-    def guesses(self, job: Job, step: Step) -> list[int]:
+    def guesses(self, slot: Slot, step: Step) -> list[int]:
+        job = slot.job
+        assert job is not None
         at = len(job.writer.tokens)
         right = at % 7
         known = self._known[tuple(job.ticket.request.prompt)][at:]
