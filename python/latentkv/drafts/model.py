@@ -14,10 +14,12 @@ import numpy as np
 from latentkv import _core
 from latentkv.drafts.worth import COUNTS, SEEN, Step
 from latentkv.errors import LatentKVError, expected
+from latentkv.session.prefix import common
 
 PIECE = 512  # tokens of a long text that it reads before a step, so that no other answer waits for it
 LIKELY = 0.75  # how often its next token is right, before any was seen
 LEAST_SURE = 0.5  # a guess that it gives less is its last
+PADDED = 1024  # tokens by which padded embeddings may differ
 
 
 @dataclass
@@ -41,9 +43,9 @@ class _Sequence:
 class Drafter:
     """A model beside the one that answers, with a cache of as many sequences."""
 
-    def __init__(self, model: _core.Model, session: _core.Session, cost: float) -> None:
+    def __init__(self, session: _core.Session, cost: float) -> None:
         """cost: of one of its tokens, in steps of the other model."""
-        self.model, self.session, self.cost = model, session, cost
+        self.session, self.cost = session, cost
         self._sequences = [_Sequence() for _ in range(session.n_seq_max)]
 
     @classmethod
@@ -56,7 +58,7 @@ class Drafter:
         require_same_vocabulary(model, target)
         if session.is_recurrent or not session.rewinds:
             raise expected("-md", "a model whose cache can go back by single tokens", "one that cannot")
-        return cls(model, session, model.size_bytes / target.size_bytes)
+        return cls(session, model.size_bytes / target.size_bytes)
 
     def begin(self, seq: int) -> None:
         """Another answer: how often guesses come true is another's business."""
@@ -88,7 +90,7 @@ class Drafter:
     def _read(self, seq: int, tokens: Sequence[int]) -> np.ndarray[Any, Any] | None:
         """Logits behind the tokens; None: some are not read yet."""
         of = self._sequences[seq]
-        keep = min(_common(of.held, tokens), len(tokens) - 1)
+        keep = min(common(of.held, tokens), len(tokens) - 1)
         if keep < len(of.held):
             if self.session.seq_rm(seq, keep):
                 del of.held[keep:]
@@ -126,23 +128,10 @@ def require_same_vocabulary(model: _core.Model, target: _core.Model) -> None:
     Raises:
         LatentKVError: they differ.
     """
-    common = min(model.n_vocab, target.n_vocab)
-    for token in range(common):
+    for token in range(min(model.n_vocab, target.n_vocab)):
         own, other = model.token_to_piece(token, True), target.token_to_piece(token, True)
         if own != other:
             got = f"token {token} is {own!r}, not {other!r}"
             raise expected("-md", "a model with the same vocabulary", got)
     if abs(model.n_vocab - target.n_vocab) > PADDED:
         raise expected("-md", f"a vocabulary of {target.n_vocab} tokens", model.n_vocab)
-
-
-PADDED = 1024  # tokens by which padded embeddings may differ
-
-
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many first tokens are equal."""
-    n = min(len(a), len(b))
-    if a[:n] == b[:n]:
-        return n
-    differ = np.flatnonzero(np.asarray(a[:n]) != np.asarray(b[:n]))
-    return int(differ[0])

@@ -40,7 +40,7 @@ def drafter(model: Any, n_seq: int = 1, n_ctx: int = 1024, cost: float = 0.01) -
     """Of the model itself: all that it guesses comes true."""
     from latentkv import _core
 
-    return Drafter(model, _core.Session(model, n_ctx=n_ctx, n_seq_max=n_seq, kv="f32", n_threads=1), cost)
+    return Drafter(_core.Session(model, n_ctx=n_ctx, n_seq_max=n_seq, kv="f32", n_threads=1), cost)
 
 
 def answers(model: Any, own: Drafter | None, texts: tuple[str, ...], limit: int = 60) -> tuple[Any, Any]:
