@@ -89,6 +89,13 @@ def exact_formats(exact: Mapping[str, int], budget: int) -> list[str]:
     return [widest] if exact[widest] <= LITTLE * budget else list(exact)
 
 
+def rooms(exact: Mapping[str, int], budget: int, n_ctx: int, n_ctx_train: int) -> dict[str, int]:
+    """Bytes for compressed rows by the row format of exact tokens, of those that the budget is enough for. It
+    is one of n_ctx tokens, of which a model may be trained for fewer."""
+    names = exact_formats(exact, budget * min(n_ctx, n_ctx_train) // n_ctx)
+    return {name: budget - exact[name] for name in names if exact[name] < budget}
+
+
 def allocate_beside(
     groups: Sequence[Group],
     rooms: Mapping[str, int],

@@ -16,7 +16,7 @@ import numpy as np
 
 from latentkv.errors import expected
 from latentkv.plan import kv_budget
-from latentkv.plan.allocation import Choice, Group, Table, allocate_beside, exact_formats, total
+from latentkv.plan.allocation import Choice, Group, Table, allocate_beside, rooms, total
 from latentkv.plan.kv_budget import KvBudget
 from latentkv.plan.options import SessionOptions
 from latentkv.plan.presets import resolved
@@ -89,8 +89,8 @@ def choose(model: _core.Model, budget: KvBudget | str, **options: Any) -> Alloca
         for table in _tables(master[side], _group_slots(model, least, side), scales, _stored(model, side))
     ]
     offer = _Offer.of(master, groups)
-    rooms = _rooms(caches, budget, n_ctx, model.n_ctx_train)
-    exact, chosen = _bought(offer, tuple(rooms.items()), tuple(prices.items()))
+    left = _rooms(caches, budget, n_ctx, model.n_ctx_train)
+    exact, chosen = _bought(offer, tuple(left.items()), tuple(prices.items()))
     formats = [master["formats"][option] for choice in chosen for option in choice.formats]
     n_k = len(master["k"]["bytes"])
     differs = (
@@ -230,8 +230,7 @@ def _rooms(
     fixed = {name: _fixed(cache) for name, cache in caches.items()}
     least = min(fixed, key=lambda name: fixed[name])
     room = _room(caches[least], budget) + fixed[least]
-    names = exact_formats(fixed, room * min(n_ctx, n_ctx_train) // n_ctx)
-    return {name: room - fixed[name] for name in names if fixed[name] < room}
+    return rooms(fixed, room, n_ctx, n_ctx_train)
 
 
 def _fixed(cache: Mapping[str, Any]) -> int:

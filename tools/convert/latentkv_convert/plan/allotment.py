@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from latentkv.plan.allocation import Choice, Group, Table, Units, allocate_beside, exact_formats, total
+from latentkv.plan.allocation import Choice, Group, Table, Units, allocate_beside, rooms, total
 from latentkv.plan.kv_budget import KvBudget
 
 from ..ir import FULL, OF_VALUE, SIDES, LayerPlan, ModelSpec, Plan, SidePlan
@@ -35,8 +35,7 @@ class Count:
 
     def rooms(self, budget: int) -> dict[str, int]:
         """Bytes for compressed rows by the row format of exact tokens, of those that it is enough for."""
-        names = exact_formats(self.exact, budget * min(self.n_ctx, self.n_ctx_train) // self.n_ctx)
-        return {name: budget - self.exact[name] for name in names if budget > self.exact[name]}
+        return rooms(self.exact, budget, self.n_ctx, self.n_ctx_train)
 
     def table(
         self, costs: Table, layer: int, widths: tuple[int, ...], channel: float, replaced: float
