@@ -160,7 +160,6 @@ public:
         full.prepare();
         prepare();
         full.args.sharing = args.sharing = cuda::shared_out(full.args, args, device_limits());
-        full.args.sharing.is_windows = 1;
         cuda_check(cuda::attend(full.args, nullptr), "full rows");
         cuda_check(cuda::begin_beside(args, nullptr), "the latents beside them");
         cuda_check(cuda::end_beside(args, full.args, nullptr), "both");

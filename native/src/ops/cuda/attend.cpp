@@ -132,20 +132,21 @@ Sharing shared_out(const Plan& full, const Plan& latents, const Device& device) 
     const auto blocks_of = [&](const Plan& p) {
         return std::clamp(device.n_multiprocessors / p.n_split, 1, p.items * ((rows_of(p) + 7) / 8));
     };
-    const auto channels_of =
-        [&](const Plan& p) {  // of a slot, each in blocks of 64 as often as a thread block reads it
-            return static_cast<float>((p.k_blocks + p.v_blocks) * blocks_of(p));
-        };
+    const int window_blocks = blocks_of(full);
+    const int latent_blocks = blocks_of(latents);
+    // of a slot, in blocks of 64 as often as a thread block reads it
+    const auto channels = [](const Plan& p, int blocks) {
+        return static_cast<float>((p.k_blocks + p.v_blocks) * blocks);
+    };
     return {.windows = full.n_slots,
             .latents = latents.n_slots,
             .n_windows = full.n_regions,
             .n_latents = latents.n_regions,
             .parts = full.n_split,
-            .all_parts = device.n_multiprocessors / blocks_of(full),
-            .window_blocks = blocks_of(full),
-            .latent_blocks = blocks_of(latents),
-            .window_cost = channel_cost * channels_of(full) / channels_of(latents),
-            .is_windows = 0};
+            .all_parts = device.n_multiprocessors / window_blocks,
+            .window_blocks = window_blocks,
+            .latent_blocks = latent_blocks,
+            .window_cost = channel_cost * channels(full, window_blocks) / channels(latents, latent_blocks)};
 }
 
 }  // namespace lkv::cuda

@@ -207,7 +207,6 @@ Plan Attention::run_args(const ggml_tensor* dst, const AttentionNode& node, bool
     (full ? full_parts_ : parts_).lend(args);
     if (node.full && node.latents && args.n_tokens <= recorded_batch) {
         args.sharing = shared_out(full ? args : *plan(node, true), full ? *plan(node, false) : args, device_);
-        args.sharing.is_windows = full ? 1 : 0;
     }
     return args;
 }

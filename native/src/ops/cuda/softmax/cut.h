@@ -11,7 +11,7 @@ namespace lkv::cuda {
 enum class Leaves : int32_t { results, parts };
 
 // Exact windows and latents are read by two kernels at the same time, on multiprocessors of their own: both count the slots in use on the
-// device, and come to the same number of parts for the windows.
+// device, and come to the same number of parts for the windows. A problem is theirs if its n_slots is.
 struct Sharing {
     const int32_t* windows;  // [n_windows] slots in use
     const int32_t* latents;  // [n_latents]
@@ -22,7 +22,6 @@ struct Sharing {
     int32_t window_blocks;  // thread blocks of one of these parts, a multiprocessor each
     int32_t latent_blocks;  // of a part of the other kernel
     float window_cost;      // of a slot of the windows, in slots of latents
-    int32_t is_windows;
 };
 
 struct Cut {

@@ -29,11 +29,10 @@ struct SlotCounts {
 
 // How many of its parts the windows' kernel has, and what each of its thread blocks does, in slots of latents.
 struct WindowShare {
-    int parts = 0;
-    float each = 0.0f;
+    int parts;
+    float each;
 
     __device__ explicit WindowShare(const Sharing& s) {
-        if (s.parts == 0) return;
         int windows = 0;
         int latents = 0;
         for (int r = 0; r < s.n_windows; r++) windows += __ldg(s.windows + r);
@@ -69,7 +68,7 @@ struct Parts {
         if (p.sharing.parts != 0) {
             const int windows = WindowShare(p.sharing).parts;
             // latents keep all where the windows have a single one
-            most = p.sharing.is_windows != 0
+            most = p.n_slots == p.sharing.windows
                        ? windows
                        : max(1, small_quotient(most * (p.sharing.all_parts - windows + 1), p.sharing.all_parts));
         }
