@@ -24,7 +24,8 @@ target_include_directories(latentkv_ggml_stream PRIVATE ${CMAKE_CURRENT_LIST_DIR
 target_link_libraries(latentkv_ggml_stream PUBLIC ggml CUDA::cudart)
 set_target_properties(latentkv_ggml_stream PROPERTIES POSITION_INDEPENDENT_CODE ON)
 
-file(GLOB executor CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/src/runtime/cuda/*.cpp)
+file(GLOB executor CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/src/runtime/cuda/*.cpp
+     ${CMAKE_CURRENT_LIST_DIR}/src/runtime/cuda/slots/*.cpp)
 target_sources(latentkv_native PRIVATE ${executor} ${CMAKE_CURRENT_LIST_DIR}/src/devices/cuda_gpus.cpp)
 target_include_directories(latentkv_native SYSTEM PRIVATE ${ggml_src})
 target_link_libraries(latentkv_native PUBLIC latentkv_cuda latentkv_ggml_stream)

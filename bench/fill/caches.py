@@ -15,25 +15,32 @@ from record import RESULTS, Column, cell, save
 
 @dataclass(frozen=True)
 class Cache:
-    """NAME=FILE or NAME=FILE:WORD,WORD: `fixed`, `exact-FORMAT` of exact rows, or a cache type."""
+    """NAME=FILE or NAME=FILE:WORD,WORD: `fixed`, `exact-FORMAT` of exact rows, `read-N` of --kv-read, or a
+    cache type."""
 
     name: str
     file: str
     kv: str = ""
     fixed: bool = False
     exact: str = ""
+    read: int = 0
 
     @classmethod
     def parse(cls, text: str) -> Cache:
         name, _, rest = text.partition("=")
         file, _, words = rest.partition(":")
-        exact = [word.removeprefix("exact-") for word in words.split(",") if word.startswith("exact-")]
-        others = [
-            word for word in words.split(",") if word and word != "fixed" and not word.startswith("exact-")
-        ]
+        found: dict[str, str] = {}
+        others = []
+        for word in filter(None, words.split(",")):
+            key, _, value = word.partition("-")
+            if word == "fixed" or key in ("exact", "read"):
+                found[key] = value
+            else:
+                others.append(word)
         if not name or not file or len(others) > 1:
             raise SystemExit(f"error: [fill] expected NAME=FILE[:KV,fixed]; got {text!r}")
-        return cls(name, file, others[0] if others else "", "fixed" in words.split(","), "".join(exact))
+        kv = others[0] if others else ""
+        return cls(name, file, kv, "fixed" in found, found.get("exact", ""), int(found.get("read", 0)))
 
 
 def program(description: str | None, context: int, layers: int) -> argparse.ArgumentParser:
@@ -67,6 +74,7 @@ class Table:
 
 def session(model: _core.Model, cache: Cache, n_ctx: int, **options: Any) -> Any:
     asked: dict[str, Any] = {"n_ctx": n_ctx, "fixed_window": cache.fixed, "prefill": "eager"} | options
+    asked |= {"kv_read": cache.read} if cache.read else {}
     if cache.exact:
         asked |= {"kv_recent": cache.exact, "kv_sink": cache.exact}
     return _core.Session(model, **planned(model, asked | ({"kv": cache.kv} if cache.kv else {})))

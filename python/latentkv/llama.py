@@ -64,6 +64,7 @@ class Llama(OpenAICalls):
         sink, recent: first and latest tokens that are kept exact. recent_ratio: the latest as a share of the
             sequence (-1 = as the file asks). `kv_sink` and `kv_recent` are their row formats ("" = the
             file's, else f16). fixed_window: exact are these alone; else others too, while there is room.
+        kv_read: on a GPU, compressed tokens that a layer reads for a decoded token (0 = all).
         evict: a policy by which each layer evicts tokens: "h2o", "keyformer" or "snapkv". keep_tokens: what a
             layer keeps of a sequence, exact tokens included: a number, or "50%" of its context.
         prefill: "lazy": a prompt that starts the cache attends to exact K and V; "eager": to the compressed
@@ -128,6 +129,7 @@ class Llama(OpenAICalls):
         recent: int = -1,
         recent_ratio: float = -1.0,
         fixed_window: bool = False,
+        kv_read: int = 0,
         evict: str = "",
         keep_tokens: int | str = "",
         prefill: str = "",

@@ -25,7 +25,7 @@ struct RegionBytes {
 struct KvBytes {
     size_t k = 0;
     size_t v = 0;
-    size_t cells = 0;      // positions and sequence masks, and under eviction masses
+    size_t cells = 0;      // positions and sequence masks; under eviction masses, and with kv_read means to choose by
     size_t states = 0;     // of recurrent layers, on their devices
     size_t snapshots = 0;  // copies of states in the host's memory that exist now
     size_t snapshots_most = 0;

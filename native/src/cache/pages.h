@@ -11,6 +11,9 @@ namespace lkv {
 // layers in between (rows/arena.cpp). A multiple of every kernel's tile.
 constexpr int page_slots = 128;
 
+// Kernels read so many slots at a time, and choose among as many.
+constexpr int step_slots = 32;
+
 constexpr int whole_pages(int n) { return (n + page_slots - 1) / page_slots * page_slots; }
 
 // From slot 0 to a slot, in bytes. page_bytes: from a page to the next one, below 0 where slots begin at the end of what is shared.

@@ -63,6 +63,12 @@ std::string BatchRunner::implementation() const {
     return model_.gpu_asked() ? "fused cpu (cuda: " + model_.gpu_absent() + ")" : "fused cpu";
 }
 
+uint64_t BatchRunner::n_read() const {
+    uint64_t n = 0;
+    for (const PipelineStage& stage : stages_) n += stage.gpu != nullptr ? stage.gpu->n_read() : 0;
+    return n;
+}
+
 size_t BatchRunner::compute_bytes() const {
     size_t bytes = 0;
     for (const PipelineStage& stage : stages_) bytes += ggml_gallocr_get_buffer_size(stage.allocator.get(), 0);

@@ -79,7 +79,7 @@ public:
         int capacity = 0;
         for (int r = 0; r < p.n_regions; r++) {
             capacity += p.regions[r].n_slots;
-            find.capacity += (p.regions[r].n_slots + cuda::step_slots - 1) / cuda::step_slots;
+            find.capacity += (p.regions[r].n_slots + step_slots - 1) / step_slots;
         }
         cuda::Problem problem{};
         if (apart) {

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from latentkv import hub, ranges
 from latentkv.cli import _environment, _llama_cpp
 from latentkv.console.arguments import gpu_layers, number, numbers, shares, split_mode, text
+from latentkv.console.arguments import tokens_or_all
 from latentkv.console.model_file import no_gguf
 from latentkv.console.reading import read_text
 from latentkv.drafts.worth import MOST
@@ -143,6 +144,14 @@ def add_cache(parser: argparse.ArgumentParser, several: bool = False, rotate: bo
         "--fixed-window",
         action="store_true",
         help="keep no other tokens exact, though the cache has room for more",
+    )
+    group.add_argument(
+        "--kv-read",
+        type=tokens_or_all,
+        default=0,
+        metavar="N|all",
+        help="on a GPU: compressed tokens that a layer reads for a decoded token, those that matter most "
+        "(default: all)",
     )
     for region in ("sink", "recent"):
         group.add_argument(

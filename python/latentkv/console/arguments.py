@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from latentkv.errors import LatentKVError, expected
-from latentkv.ranges import N_GPU_LAYERS, SHARE, Range, RealRange
+from latentkv.ranges import KV_READ, N_GPU_LAYERS, SHARE, Range, RealRange
 from latentkv.text import utf8
 
 # What argparse says of one option, and what is expected and got then.
@@ -116,6 +116,11 @@ def number_or_auto(allowed: Range) -> Callable[[str], int | str]:
 def gpu_layers(text: str) -> int | str:
     """An argparse type: how many layers go to GPUs; `all`, as llama.cpp has it."""
     return -1 if text == "all" else number_or_auto(N_GPU_LAYERS)(text)
+
+
+def tokens_or_all(text: str) -> float:
+    """An argparse type: how many tokens are read; 0 for `all`."""
+    return 0 if text == "all" else number(KV_READ)(text)
 
 
 def shares(text: str) -> tuple[float, ...]:

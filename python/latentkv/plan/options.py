@@ -37,6 +37,8 @@ class CachePolicy:
     sink, recent: first and latest tokens that are kept exact; recent_ratio: the latest as a share of the
     sequence after its sinks, which grows with it. recent or recent_ratio replaces the file's window.
     fixed_window: the window is that; else older tokens stay exact too while the cache has room for that.
+    kv_read: on a GPU, compressed tokens that a layer reads for a decoded token, those that its queries are
+    likeliest to look at; at least 512. 0: all.
     evict: a policy ("h2o", "keyformer", "snapkv") by which each layer keeps `keep_tokens` of a sequence, a
     number or a share of its context ("50%"), sinks and recent tokens among them. Sequences then go as a whole
     only, and neither share tokens nor move.
@@ -50,6 +52,7 @@ class CachePolicy:
     recent: int = -1
     recent_ratio: float = -1.0
     fixed_window: bool = False
+    kv_read: int = 0
     evict: str = ""
     keep_tokens: str = ""
     prefill: str = ""
@@ -139,4 +142,5 @@ _RANGES = {
     "n_threads_batch": ranges.N_THREADS,
     "sink": ranges.SINK,
     "recent": ranges.RECENT,
+    "kv_read": ranges.KV_READ,
 }

@@ -22,6 +22,15 @@ void Cells::allocate() {
     seq_.assign(static_cast<size_t>(capacity_), 0);
     remembered_.assign(static_cast<size_t>(n_remembered_), 0);
     occupied_.assign((static_cast<size_t>(capacity_ / block_) + 63) / 64, 0);
+    changes_.assign(static_cast<size_t>((capacity_ + step_slots - 1) / step_slots), 0);
+}
+
+std::vector<int32_t> Cells::changed_steps(uint64_t since) const {
+    std::vector<int32_t> steps;
+    for (size_t i = 0; i < changes_.size() && since != n_changes_; i++) {
+        if (changes_[i] > since) steps.push_back(static_cast<int32_t>(i));
+    }
+    return steps;
 }
 
 int32_t Cells::first(int seq) const {
@@ -185,8 +194,9 @@ void Cells::put(int slot, const Token& token) {
     for (; end_ > 0 && !used(end_ - 1); end_--) n_visited_++;
 }
 
-// The block of a slot that has changed is occupied, or free.
+// The block of the slot is occupied now, or free.
 void Cells::occupy(int slot) {
+    changes_[static_cast<size_t>(slot / step_slots)] = ++n_changes_;
     const auto block = static_cast<size_t>(slot / block_);
     const auto first = seq_.begin() + static_cast<ptrdiff_t>(block) * block_;
     const bool in_use = std::any_of(first, first + block_, [](uint64_t mask) { return mask != 0; });
@@ -300,6 +310,7 @@ void Cells::clear() {
     std::fill(seq_.begin(), seq_.end(), 0);
     holdings_.fill({});
     std::fill(occupied_.begin(), occupied_.end(), 0);
+    std::fill(changes_.begin(), changes_.end(), ++n_changes_);
     sequences_ = 0;
     n_used_ = n_blocks_ = end_ = 0;
     first_free_ = first_empty_ = 0;

@@ -15,6 +15,7 @@
 #include <span>
 #include <vector>
 
+#include "cache/pages.h"
 #include "cache/placement/sequences.h"
 
 namespace lkv {
@@ -84,6 +85,10 @@ public:
     // A token goes to a free slot, of those that come alone.
     void move(const SlotMove& move);
 
+    // Steps of step_slots slots whose tokens are others than they were when n_changes() was `since`.
+    std::vector<int32_t> changed_steps(uint64_t since) const;
+    uint64_t n_changes() const { return n_changes_; }
+
     static size_t bytes_per_slot() { return sizeof(int32_t) + sizeof(uint64_t); }
 
     // How many cells all calls so far have looked at: the work that may grow with the context.
@@ -104,7 +109,7 @@ private:
     void add(int seq, int32_t pos, int slot);
     void remove(int seq, int32_t pos);
     void scan(int seq) const;  // makes a holding exact
-    void occupy(int slot);
+    void occupy(int slot);  // after a slot has changed
     // Where the sequence's last run goes on, or else a run begins; -1: nowhere.
     int find_in_run(int seq);
     int& remembered(int seq, int32_t pos) const {
@@ -127,6 +132,8 @@ private:
     int n_remembered_;
     std::vector<uint64_t> occupied_;  // a bit for every block with a used slot
     int n_blocks_ = 0;                // such blocks
+    std::vector<uint64_t> changes_;   // of every step, n_changes_ at its last one
+    uint64_t n_changes_ = 0;
     int n_used_ = 0;
     int end_ = 0;
     size_t first_free_ = 0;   // no block below that of this word is free

@@ -66,7 +66,6 @@ struct OwnSteps {
     const int32_t* steps;   // [n_tokens, capacity], the region above step_bits
     int32_t capacity;
 };
-constexpr int step_slots = 32;
 constexpr int step_bits = 28;
 // A step's region in a problem, which has all regions of the list or the last one alone; and its first slot.
 LKV_HD constexpr int region_of_step(int step, int n_regions) {

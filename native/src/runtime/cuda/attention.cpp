@@ -56,6 +56,10 @@ PartBytes Attention::prepare(const Graph& graph, cudaStream_t stream) {
             const std::optional<LatentAttnParams>& params = full ? node.full : node.latents;
             const bool may_be_apart = params && params->n_tokens <= most_direct_tokens &&
                                       inputs_.own_steps(reads(layer, full), layer.in_ring).ends != nullptr;
+            if (!full && params && chooser_.may_choose(node.row_layer, *params)) {
+                chooser_.prepare(node.row_layer, *params, stream);
+                hold(of[0], *plan(node, full, {.chosen = true}));
+            }
             for (const bool apart : {false, true}) {
                 for (const bool alone : {false, true}) {
                     if ((apart && !may_be_apart) || (alone && (full || !begins_with_windows(layer)))) continue;
@@ -102,7 +106,7 @@ int Attention::launched_slots(bool in_ring) const {
 }
 
 int Attention::variant() const {
-    int variant = inputs_.middle_context(false) == 0 ? 1 : 0;
+    int variant = (inputs_.middle_context(false) == 0 ? 1 : 0) + (chooser_.is_active() ? 2 : 0);
     for (const bool in_ring : {false, true}) {
         for (const Reads what : {Reads::windows, Reads::middle}) {
             variant = 2 * variant + (inputs_.apart(what, in_ring) ? 1 : 0);
@@ -119,6 +123,10 @@ Reads Attention::reads(const Layer& layer, bool full) {
 const Plan* Attention::plan(const AttentionNode& node, bool full) {
     const Layer& layer = layers_[node.row_layer];
     const bool alone = !full && begins_with_windows(layer) && inputs_.middle_context(false) == 0;
+    if (!full && node.latents && chooser_.is_active() && chooser_.may_choose(node.row_layer, *node.latents)) {
+        const Plan* const chosen = plan(node, full, {.chosen = true});
+        if (chosen == nullptr || chooses(*chosen)) return chosen;  // else no kernel reads lists of so many tokens' rows
+    }
     return plan(node, full, {.apart = inputs_.apart(reads(layer, full), layer.in_ring), .windows_alone = alone});
 }
 
@@ -150,6 +158,7 @@ const Plan* Attention::plan(const AttentionNode& node, bool full, PlanFor as) {
     Problem args = problem.constant;
     std::copy_n(problem.regions, max_regions, args.regions);
     if (as.apart) args.own = inputs_.own_steps(reads(layer, full), layer.in_ring);
+    if (as.chosen) args.own = chooser_.lists();
     args.v_hadamard = node.v_hadamard;
     // Full rows are attended to by a thread block a KV head, two of them on a multiprocessor; six more for what begins anywhere. 8B at 14 %,
     // depth 4096: 3.84, 3.87, 3.45 and 3.43 ms a step with 4, 6, 10 and 16 left free.
@@ -167,6 +176,7 @@ const Plan* Attention::plan(const AttentionNode& node, bool full, PlanFor as) {
         full ? "full rows of the exact windows: " : "rows: ", plan.kernel->name, refusals.empty() ? "" : " (not ",
         refusals, refusals.empty() ? "" : ")");
     plan.leaves = leaves;
+    if (as.chosen) plan.late_slots = 1;
     plan.done = layers_.done();
     plan.packed = problem.packed[plan.kernel];
     return &problem.plans.emplace(key, plan).first->second;
@@ -263,13 +273,25 @@ Plan Attention::latent_args(const ggml_tensor* dst, const AttentionNode& node) {
 }
 
 cudaError_t Attention::begin_latents(const ggml_tensor* dst, const AttentionNode& node, cudaStream_t stream) {
-    return node.full && node.latents ? begin_beside(latent_args(dst, node), stream) : cudaSuccess;
+    if (!node.full || !node.latents) return cudaSuccess;
+    const Plan args = latent_args(dst, node);
+    return chooses(args) ? chooser_.score(args, node.row_layer, true, stream) : begin_beside(args, stream);
 }
 
 cudaError_t Attention::end_latents(const ggml_tensor* dst, const AttentionNode& node, cudaStream_t stream) {
     if (!node.latents) return cudaSuccess;
-    if (!node.full) return attend_alone(latent_args(dst, node), layers_[node.row_layer].sinks, stream);
-    return end_beside(latent_args(dst, node), run_args(dst, node, true), stream);
+    const Plan args = latent_args(dst, node);
+    const Sinks& sinks = layers_[node.row_layer].sinks;
+    cudaError_t error = cudaSuccess;
+    if (!node.full) {
+        if (chooses(args)) error = chooser_.score(args, node.row_layer, false, stream);
+        if (chooses(args) && error == cudaSuccess) error = chooser_.choose(nullptr, stream);
+        return error == cudaSuccess ? attend_alone(args, sinks, stream) : error;
+    }
+    const Plan full = run_args(dst, node, true);
+    if (chooses(args)) error = chooser_.choose(&full, stream);
+    if (chooses(args) && error == cudaSuccess) error = begin_beside(args, stream);
+    return error == cudaSuccess ? end_beside(args, full, stream) : error;
 }
 
 }  // namespace lkv::cuda

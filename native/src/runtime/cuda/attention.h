@@ -5,6 +5,7 @@
 
 #include "ggml.h"
 #include "runtime/cuda/layer_tables.h"
+#include "runtime/cuda/slots/chooser.h"
 
 namespace lkv::cuda {
 
@@ -33,8 +34,8 @@ struct PartMemory {
 
 class Attention {
 public:
-    Attention(LayerTables& layers, const StepInputs& inputs, const Device& device)
-        : layers_(layers), inputs_(inputs), device_(device) {}
+    Attention(LayerTables& layers, const StepInputs& inputs, Chooser& chooser, const Device& device)
+        : layers_(layers), inputs_(inputs), chooser_(chooser), device_(device) {}
 
     // A graph was built: plans for its nodes, and memory for what the largest leaves; returns what their warm-ups need. Errors: Error for
     // shapes the kernels do not take.
@@ -72,9 +73,11 @@ private:
     // A whole softmax over one problem and the layer's sinks.
     cudaError_t attend_alone(const Plan& args, const Sinks& sinks, cudaStream_t stream);
     Plan latent_args(const ggml_tensor* dst, const AttentionNode& node);
+    bool chooses(const Plan& plan) const { return plan.apart != 0 && plan.own.ends == chooser_.lists().ends; }
 
     LayerTables& layers_;
     const StepInputs& inputs_;
+    Chooser& chooser_;
     const Device& device_;
     std::set<const ggml_tensor*> rotated_by_store_;
     PartMemory full_parts_;

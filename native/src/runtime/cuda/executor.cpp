@@ -23,7 +23,8 @@
 #include "runtime/cuda/ggml/stream.h"
 #include "runtime/cuda/host_copies.h"
 #include "runtime/cuda/lane.h"
-#include "runtime/cuda/masses.h"
+#include "runtime/cuda/slots/chooser.h"
+#include "runtime/cuda/slots/masses.h"
 #include "runtime/cuda/own_products.h"
 #include "runtime/cuda/recording.h"
 #include "runtime/cuda/warm_up.h"
@@ -67,9 +68,11 @@ struct ExactLayer {
     const KvCache* cache;
     cuda::StepInputs inputs;
     cuda::LayerTables layers;
+    cuda::Chooser chooser;  // of nothing
     cuda::Attention attention;
 
-    ExactLayer(const KvCache& rows, const cuda::Device& device) : cache(&rows), attention(layers, inputs, device) {}
+    ExactLayer(const KvCache& rows, const cuda::Device& device)
+        : cache(&rows), chooser(layers, inputs, device), attention(layers, inputs, chooser, device) {}
 };
 
 class CudaGpu final : public Gpu {
@@ -94,6 +97,7 @@ public:
         inputs_.attach(cache);
         warm_up_.attach(cache, model.hparams());
         layers_.attach(model, cache, ropes, constants, run, inputs_);
+        chooser_.attach(cache);
         masses_.attach(cache);
     }
     void attach_exact(const Model& model, const KvCache& rows, const LayerCacheSpec& spec, int layer,
@@ -126,9 +130,14 @@ public:
         enter();
         masses_.take(cache, main_.stream());
     }
+    uint64_t n_read() override {
+        enter();
+        return chooser_.n_read();
+    }
     void begin(const KvCache& cache, const BatchSlots& batch) override {
         enter();
         (is_exact(&cache) ? exact_->inputs : inputs_).begin(cache, batch, main_.stream());
+        if (!is_exact(&cache)) chooser_.begin(cache, batch, main_.stream());
     }
     void prepare(const Graph& graph) override;
     ggml_status compute(ggml_cgraph* graph) override;
@@ -165,7 +174,8 @@ private:
     cuda::StepInputs inputs_;
     cuda::LayerTables layers_;
     cuda::OwnProducts products_{layers_, inputs_, device_};
-    cuda::Attention attention_{layers_, inputs_, device_};
+    cuda::Chooser chooser_{layers_, inputs_, device_};
+    cuda::Attention attention_{layers_, inputs_, chooser_, device_};
     cuda::Masses masses_{layers_, inputs_, attention_, device_};
     cuda::WarmUp warm_up_;
     std::unique_ptr<ExactLayer> exact_;  // while a prompt is prefilled lazily

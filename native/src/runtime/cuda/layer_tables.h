@@ -9,6 +9,7 @@
 #include "graph/graph.h"
 #include "model/model.h"
 #include "ops/cuda/attend.h"
+#include "ops/cuda/choice/choice.h"
 #include "ops/cuda/full/full_rows.h"
 #include "ops/cuda/gpu/device_memory.h"
 #include "ops/cuda/rows/rows.h"
@@ -22,6 +23,7 @@ namespace lkv::cuda {
 struct PlanFor {
     bool expanded = false;       // keys are made of latents: queries stay as they are
     bool apart = false;          // see Problem::own
+    bool chosen = false;         // tokens read the steps that they choose, see Chooser
     bool windows_alone = false;  // of a problem with the middle, whose slots are all free
 
     auto operator<=>(const PlanFor&) const = default;
@@ -47,7 +49,8 @@ struct Layer {
     int cells = 0;                 // StepInputs::cells_of
     bool middle_alone = false;     // whether `latents` is of the middle alone, or of the ring in its place
     std::vector<DeviceMemory> memory;
-    Sinks sinks{};        // no logits: none
+    ScoredUnits scored{};  // of K of `latents`, where tokens choose what they read
+    Sinks sinks{};         // no logits: none
     bool fitted = false;  // whether storing a decoded token's rows takes long
     RowPlan whole;        // f16 rows of whole heads
 

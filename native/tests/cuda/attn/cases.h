@@ -21,6 +21,7 @@ using Cases = std::vector<Case>;
 
 Cases beside_cases();
 Cases blocks_cases();
+Cases choice_cases();
 Cases decode_cases();
 Cases delta_net_cases();
 Cases direct_cases();

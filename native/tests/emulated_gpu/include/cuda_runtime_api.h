@@ -344,6 +344,9 @@ T emulated_change(T* at, Change change) {
 inline uint32_t atomicAdd(uint32_t* at, uint32_t x) {
     return emulated_change(at, [&](uint32_t y) { return y + x; });
 }
+inline unsigned long long atomicAdd(unsigned long long* at, unsigned long long x) {
+    return emulated_change(at, [&](unsigned long long y) { return y + x; });
+}
 inline uint32_t atomicInc(uint32_t* at, uint32_t last) {
     return emulated_change(at, [&](uint32_t y) { return y >= last ? 0 : y + 1; });
 }

@@ -33,7 +33,8 @@ struct Cut {
     int32_t halves;   // 1: of a short cache two thread blocks take half the query rows of a part each
     int32_t
         apart;  // above 0: a thread block has one token's rows, and reads that token's OwnSteps; parts of all tokens between them
-    int32_t late_slots;  // 1: an earlier kernel of the step writes n_slots, which nobody may read before that has ended
+    int32_t
+        late_slots;  // 1: an earlier kernel of the step writes n_slots, or OwnSteps, which nobody may read before that has ended
     Leaves leaves;
     Sharing sharing;
     float* partial;  // [n_split, n_tokens, n_head, 64·v_blocks] sums, not normalised, and what merging needs after them

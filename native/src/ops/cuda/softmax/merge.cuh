@@ -396,6 +396,7 @@ __global__ void __launch_bounds__(merge_threads, By == Product::whole ? 2 : 1)
     const int at = exists ? of.row_at(row) : 0;
     const int full_count = Joins && exists ? LeftSums(full).parts_of(full, small_quotient(row, of.rep)) : 0;
     wait_for_previous();
+    if (p.apart != 0 && p.late_slots != 0) count = exists ? left.parts_of(p, small_quotient(row, of.rep)) : 0;
     if constexpr (By == Product::none && !Joins && !Left::means) {
         if (p.late_slots != 0) {
             left = Left(p);

@@ -22,6 +22,7 @@ __global__ void __launch_bounds__(Path == KPath::rebuilt && KB == 1 ? 2 * n_thre
     extern __shared__ __align__(16) uint8_t shared[];
     let_next_start();
     const Parts parts(p);
+    if (Apart && p.late_slots != 0) wait_for_previous();
     const DecodeShare<MT, Apart> share(p, parts);
     if (share.part < 0) return;
     const DecodeLayout plan(p);

@@ -45,16 +45,27 @@ __global__ void __launch_bounds__(mla_threads, 1)
 
     const MlaSlots n_slots(p);
     const MlaSteps steps(p, n_slots);
-    const MlaShare<Apart> share(p, steps);
-    const int part = share.part;
-    if (part < 0) return;
-    const int begin = share.begin;
-    const int end = share.end;
+    // lists of one token, whose query rows are known, may come while the rest is set up
+    const bool late = Apart && p.late_slots != 0;
+    const bool later = late && p.n_tokens == 1;
+    if (late && !later) wait_for_previous();
+    MlaShare<Apart> share;
+    if (!later) {
+        share = MlaShare<Apart>(p, steps);
+        if (share.part < 0) return;
+    }
     const auto scales_of = [&](int parity) { return MlaScales(all_scales, p.mla.tile, parity); };
     const auto tile_at = [&](int i) { return tile_of<Apart>(own, steps, share, i); };
-    set_up(p, steps, n_slots, share.token, own, units);
+    set_up(p, steps, n_slots, later ? 0 : share.token, own, units);
     __syncthreads();
     wait_for_previous();
+    if (later) {
+        share = MlaShare<Apart>(p, steps);
+        if (share.part < 0) return;
+    }
+    const int part = share.part;
+    const int begin = share.begin;
+    const int end = share.end;
     RowScores<NT> x = {};
     MlaTile tile = tile_at(begin);
     if (begin < end) {

@@ -142,6 +142,28 @@ __device__ __forceinline__ void score_codes(float (&scores)[NT][4], const uint8_
     }
 }
 
+// The same of units begin … end - 1 of any kinds. scaled: rows whose groups have scales. Whole: or rows that are stored whole
+template <int NT, bool Whole>
+__device__ __forceinline__ void score_rows(float (&scores)[NT][4], const uint8_t* const (&rows)[2], const MlaUnit* units,
+                                           int begin, int end, bool scaled, const uint4* queries, int lane) {
+#pragma unroll 1
+    for (int u = begin; u < end;) {
+        const MlaUnit unit = units[u];
+        const int until = min(end, static_cast<int>(unit.kind_end));
+        if (scaled) {
+            with_scaled_bits(unit.kind, [&](auto bits) __attribute__((always_inline)) {
+                score_codes<NT, decltype(bits)::value>(scores, rows, unit, until - u, queries + u * NT * 32 + lane,
+                                                       lane);
+            });
+        } else {
+            with_bits<Whole, false>(unit.kind, [&](auto bits) __attribute__((always_inline)) {
+                score_units<NT, decltype(bits)::value>(scores, rows, units, u, until, queries, lane);
+            });
+        }
+        u = until;
+    }
+}
+
 // The same of expanded keys of f16, by heads: blocks of eight query rows that have none of a head's are left out.
 template <int NT>
 __device__ __forceinline__ void score_heads(float (&scores)[NT][4], const uint8_t* const (&rows)[2], int begin, int end,
@@ -218,22 +240,7 @@ __device__ __forceinline__ void score_tile(const MlaArgs& p, const MlaShared& ow
     } else if constexpr (K == MlaK::latents || K == MlaK::values) {
         rows[0] = stage + staged_lead(side, tile) + (first_slot + g) * side.pitch;
         rows[1] = rows[0] + 8 * side.pitch;
-#pragma unroll 1
-        while (u < end) {
-            const MlaUnit unit = units[u];
-            const int until = min(end, static_cast<int>(unit.kind_end));
-            if (side.scales >= 0) {
-                with_scaled_bits(unit.kind, [&](auto bits) __attribute__((always_inline)) {
-                    score_codes<NT, decltype(bits)::value>(scores, rows, unit, until - u, queries + u * NT * 32 + lane,
-                                                           lane);
-                });
-            } else {
-                with_bits<K == MlaK::values, false>(unit.kind, [&](auto bits) __attribute__((always_inline)) {
-                    score_units<NT, decltype(bits)::value>(scores, rows, units, u, until, queries, lane);
-                });
-            }
-            u = until;
-        }
+        score_rows<NT, K == MlaK::values>(scores, rows, units, u, end, side.scales >= 0, queries, lane);
     }
     float* const to = all_scores + 2 * (lane % 4) * score_pitch + key_slots * warp + g;
 #pragma unroll

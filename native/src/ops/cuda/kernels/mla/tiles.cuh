@@ -87,6 +87,7 @@ struct MlaShare {
     int begin = 0, end = 0;
     const int32_t* steps = nullptr;  // a token's own
 
+    __device__ MlaShare() {}
     __device__ MlaShare(const MlaArgs& p, const MlaSteps& all) {
         const int index = static_cast<int>(blockIdx.z);
         if constexpr (!Apart) {

@@ -1,4 +1,4 @@
-#include "runtime/cuda/masses.h"
+#include "runtime/cuda/slots/masses.h"
 
 #include <algorithm>
 
