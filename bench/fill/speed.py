@@ -30,6 +30,7 @@ COLUMNS = [
     Column("median", "median step, ms", ".2f"),
     Column("longest", "longest", ".2f"),
     Column("prompt", "prompt tokens/s", ".0f"),
+    Column("read", "rows read by choice", ".0f"),
 ]
 
 
@@ -71,6 +72,7 @@ def main() -> int:
         for each in sessions:
             decoded(each, 4)
         times: list[list[float]] = [[] for _ in caches]
+        read = [each.n_read() for each in sessions]
         for _ in range(args.turns):
             for at, each in enumerate(sessions):
                 times[at] += decoded(each, args.steps)
@@ -85,6 +87,7 @@ def main() -> int:
                 "median": 1e3 * float(np.median(times[at])),
                 "longest": 1e3 * float(np.max(times[at])),
                 "prompt": prompts[at],
+                "read": (sessions[at].n_read() - read[at]) / len(times[at]),
                 "megabytes": round(sessions[at].kv_bytes()["total"] / 1e6),
             }
             table.add(row)

@@ -29,6 +29,7 @@ class Measurement:
     samples: list[float]
     kv_bytes: int  # allocated, for depth + the larger test
     kv_bytes_per_token: float
+    rows_read: float  # compressed rows that a step has read by choice, of all layers (--kv-read); else 0
     implementations: dict[str, str]
 
     @property
@@ -75,6 +76,7 @@ def measure(
         if not count:
             continue
         samples = []
+        read = session.n_read()
         for repetition in range(repetitions + 1):
             note(f"{test}{count} @ d{depth}, {name}, {repetition}/{repetitions}")
             begin = time.perf_counter()
@@ -96,6 +98,7 @@ def measure(
             samples,
             bytes_of["total"],
             bytes_of["per_token"],
+            (session.n_read() - read) / (count * (repetitions + 1)),
             dict(session.implementations),
         )
 

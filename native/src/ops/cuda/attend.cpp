@@ -35,15 +35,21 @@ void flatten(const LatentAttnParams& p, Problem& a) {
                               [](const RegionView& region) { return lkv::in_token_blocks(region.k); })
                       ? 1
                       : 0;
+    a.scaled = std::any_of(p.regions, p.regions + p.n_regions,
+                           [](const RegionView& region) { return lkv::has_group_scales(region.k); })
+                   ? 1
+                   : 0;
     a.k_blocks = side_blocks(p, &RegionView::k);
     a.v_blocks = side_blocks(p, &RegionView::v);
     a.kind = common_kind(p, a.k_blocks, a.v_blocks);
 }
 
-// A channel of a full row takes a multiprocessor less time than one that is decoded: 8B at 14 %, 24576, 32768 and 65536 tokens, where a row
-// counts as 0.7, 1 and 1.4 of the latents' slots: 3.85, 3.83 and 3.98 ms a step; 4.19, 3.98 and 4.08; 5.24, 4.64 and 4.64. It has 1.33 times
-// as many channels.
+// What a channel of a full row takes of a multiprocessor's time, of one that is decoded with scales of its segment or of its group. 8B at
+// 14 %, 24576, 32768 and 65536 tokens, segments' scales, where a row counts as 0.7, 1 and 1.4 of the latents' slots: 3.85, 3.83 and 3.98 ms a
+// step; 4.19, 3.98 and 4.08; 5.24, 4.64 and 4.64; it has 1.33 times as many channels. With groups' scales (1.03 times) a slot of latents
+// takes 0.0985 us, a full row 0.12.
 constexpr float channel_cost = 0.75f;
+constexpr float scaled_channel_cost = 1.15f;
 
 }  // namespace
 
@@ -94,7 +100,8 @@ Plan warm_up_plan(const Plan& plan, int items, int parts) {
 }
 
 std::optional<Plan> warm_up(const Plan& plan) {
-    if (plan.apart != 0) return std::nullopt;  // steps of several sequences wait for their reads
+    // steps of several sequences wait for their reads, those that choose them for their choice
+    if (plan.apart != 0 && plan.late_slots == 0) return std::nullopt;
     if (plan.kernel->warm_up != nullptr) return plan.kernel->warm_up(plan);
     // All items where the kernel multiplies with B_v, which comes into the L2 cache so (8B, rotated 64, q4: 350 tokens/s at depth 0 with one
     // head of eight, 361 to 363 with all). One slot a region, and of a part two thread blocks where rows are shared out.
@@ -146,7 +153,7 @@ Sharing shared_out(const Plan& full, const Plan& latents, const Device& device) 
             .all_parts = device.n_multiprocessors / window_blocks,
             .window_blocks = window_blocks,
             .latent_blocks = latent_blocks,
-            .window_cost = channel_cost * channels(full, window_blocks) / channels(latents, latent_blocks)};
+            .window_cost = (latents.scaled != 0 ? scaled_channel_cost : channel_cost) * channels(full, window_blocks) / channels(latents, latent_blocks)};
 }
 
 }  // namespace lkv::cuda

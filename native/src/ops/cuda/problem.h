@@ -117,6 +117,7 @@ struct Problem {
     int32_t v_blocks;
     int32_t kind;       // what all chunks are, if kernels have a path for it, else any_kind
     int32_t in_blocks;  // 1: K of a region is in blocks of tokens
+    int32_t scaled;     // 1: rows of a region have scales of groups
     RegionArgs whole;   // tables of full f16 rows of whole heads, for kernels that make such rows
 };
 

@@ -47,6 +47,8 @@ public:
 
     // full: of the problem of full rows. Null where the node has no such problem.
     const Plan* plan(const AttentionNode& node, bool full);
+    // Whether its tokens choose what they read.
+    bool chooses(const Plan& plan) const { return plan.apart != 0 && plan.own.ends == chooser_.lists().ends; }
     // What else than slots a recorded step depends on.
     int variant() const;
 
@@ -73,7 +75,6 @@ private:
     // A whole softmax over one problem and the layer's sinks.
     cudaError_t attend_alone(const Plan& args, const Sinks& sinks, cudaStream_t stream);
     Plan latent_args(const ggml_tensor* dst, const AttentionNode& node);
-    bool chooses(const Plan& plan) const { return plan.apart != 0 && plan.own.ends == chooser_.lists().ends; }
 
     LayerTables& layers_;
     const StepInputs& inputs_;

@@ -454,6 +454,10 @@ ggml_status CudaGpu::warm_up(const ggml_tensor* node) {
     for (const bool full : {true, false}) {
         const cuda::Plan* const plan = attention_.plan(attention_of(node), full);
         if (error == cudaSuccess && plan != nullptr) error = warm_up_.run(*plan, warm_up_lane_.stream());
+        if (error == cudaSuccess && plan != nullptr && attention_.chooses(*plan)) {
+            const int layer = attention_of(node).row_layer;
+            error = warm_up_.choose(*plan, chooser_, layer, warm_up_lane_.stream());
+        }
     }
     return started(error, node);
 }

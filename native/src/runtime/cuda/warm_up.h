@@ -15,6 +15,8 @@ public:
     void prepare(const Graph& graph, const PartBytes& parts);
     // plan: of the real one
     cudaError_t run(const Plan& plan, cudaStream_t stream) const;
+    // The same of what chooses, before such a plan's attention.
+    cudaError_t choose(const Plan& plan, const Chooser& chooser, int row_layer, cudaStream_t stream) const;
 
 private:
     DeviceMemory q_;
@@ -23,6 +25,7 @@ private:
     DeviceMemory partial_ml_;
     DeviceMemory done_;
     DeviceMemory n_slots_;
+    DeviceMemory one_step_;  // each token's list: how many, and which
 };
 
 }  // namespace lkv::cuda

@@ -22,8 +22,8 @@ struct Sought {
     int always_last = 0;
     bool windows = false;  // weights of exact windows beside
     bool small = false;    // a device with 99 KB of shared memory a thread block
-    Format full = Format::none;  // full rows in this format
-    int parts = 0;         // 0: as planned
+    int parts = 0;          // 0: as planned
+    bool alike = false;     // all weights are
 };
 
 AttnShape shape_of(const Sought& of, unsigned seed) {
@@ -31,16 +31,11 @@ AttnShape shape_of(const Sought& of, unsigned seed) {
     s.name = std::string("choice, ") + of.name;
     s.n_kv = of.n_kv;
     s.rep = of.rep;
-    if (of.full != Format::none) {
-        s.head_dim = of.rank;
-        s.k_formats = s.v_formats = {of.full};
-    } else {
-        s.k_group = s.v_group = of.group;
-        s.k_ranks = s.v_ranks = std::vector<int>(static_cast<size_t>(of.n_kv / of.group), of.rank);
-        s.v_latent = true;
-        s.k_segments = s.v_segments = of.segments;
-        s.k_formats = s.v_formats = {Format::q4};
-    }
+    s.k_group = s.v_group = of.group;
+    s.k_ranks = s.v_ranks = std::vector<int>(static_cast<size_t>(of.n_kv / of.group), of.rank);
+    s.v_latent = true;
+    s.k_segments = s.v_segments = of.segments;
+    s.k_formats = s.v_formats = {Format::q4};
     s.uniform = true;
     s.n_seq = of.n_seq;
     s.n_past = of.n_past;
@@ -64,6 +59,7 @@ public:
         if (!of.q_seq.empty()) fail_unless_one_token_a_sequence();
         const RegionView& region = p_.regions[0];
         n_steps_ = (region.n_slots + step_slots - 1) / step_slots;
+        if (of.alike) case_.params.scale = device_.args.scale = 0.0F;
         average();
         run();
     }
@@ -98,7 +94,7 @@ public:
     }
     // Attention over the lists is the contract's over their slots alone.
     void check_attention(const std::string& name) {
-        if (p_.n_tokens != 1 || of_.small) return;
+        if (p_.n_tokens != 1 || of_.small || of_.alike) return;
         DeviceCase few(p_, device_limits(), true);
         CHECK_MSG(few.args.apart > 0, name + ": no kernel reads lists");
         few.args.own = {nullptr, few.keep(ends_), few.keep(steps_), capacity()};
@@ -281,11 +277,10 @@ void choice() {
         {"the latest anyway", 4, 2, 4, 256, 700, falling, 1, {}, false, 60},
         {"three sequences", 4, 2, 4, 256, 300, falling, 3, {}, true},
         {"little shared memory", 4, 4, 4, 256, 700, falling, 1, {}, false, 0, false, true},
-        {"f16 heads", 2, 4, 1, 128, 600, {}, 1, {}, false, 40, false, false, f16},
-        {"q8_0 heads", 2, 4, 1, 128, 600, {}, 1, {}, true, 0, false, false, q8_0},
-        {"q4_0 heads", 4, 1, 1, 64, 500, {}, 1, {}, false, 0, false, false, q4_0},
-        {"in three parts", 4, 2, 4, 256, 700, scaled, 1, {}, false, 0, false, false, none, 3},
-        {"in many parts", 4, 2, 4, 256, 700, falling, 1, {}, false, 0, false, false, none, 40},
+        {"in one part, which takes two passes", 4, 2, 4, 256, 1200, scaled, 1, {}, false, 0, false, false, 1},
+        {"in many parts", 4, 2, 4, 256, 700, falling, 1, {}, false, 0, false, false, 40},
+        {"all alike", 4, 2, 4, 256, 700, falling, 1, {}, false, 0, false, false, 0, true},
+        {"no unit for the means", 4, 4, 4, 128, 700, {{q8, 32}}},
     };
     unsigned seed = 4100;
     for (const Sought& of : all) {

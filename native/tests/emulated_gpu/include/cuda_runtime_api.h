@@ -308,6 +308,9 @@ inline int __reduce_max_sync(unsigned, int x) {
 inline int __reduce_min_sync(unsigned, int x) {
     return emulated_reduce(x, [](int a, int b) { return std::min(a, b); });
 }
+inline uint32_t __reduce_add_sync(unsigned, uint32_t x) {
+    return emulated_reduce(x, [](uint32_t a, uint32_t b) { return a + b; });
+}
 inline uint32_t __reduce_or_sync(unsigned, uint32_t x) {
     return emulated_reduce(x, [](uint32_t a, uint32_t b) { return a | b; });
 }

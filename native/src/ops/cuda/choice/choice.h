@@ -18,11 +18,12 @@
 
 namespace lkv::cuda {
 
-// How much of a row is scored: a quarter of K's channels leads, or all of full rows, which are in no order.
+// How much of a row is scored: a quarter of K's channels leads.
 struct ScoredUnits {
-    int32_t lead;        // units of 32 channels
-    int32_t lead_bytes;  // of the group where they are the most
-    int32_t mean_bytes;  // of the widest group, 0: no unit is left for the means
+    int32_t lead;        // units of 32 channels that are read of every token
+    int32_t of_mean;     // units behind them, that are read of the means
+    int32_t lead_bytes;  // up to the last leading unit, in the group where these are the most
+    int32_t mean_bytes;  // of the widest group
 };
 
 // Of a problem of one region, with its queries.

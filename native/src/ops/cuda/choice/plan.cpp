@@ -10,11 +10,6 @@ namespace {
 
 constexpr int of_channels = 4;  // one of so many leads
 
-bool is_whole(const LatentAttnParams& p) {
-    const RowLayout& k = p.regions[0].k;
-    return p.k_group == 1 && p.v_b == nullptr && k.n_groups > 0 && k.groups[0].width == p.head_dim;
-}
-
 }  // namespace
 
 const char* refuses_choice(const LatentAttnParams& p) {
@@ -23,22 +18,27 @@ const char* refuses_choice(const LatentAttnParams& p) {
     if (p.softcap > 0.0f) return "scores with a soft cap";
     if (p.alibi_slopes != nullptr) return "scores with slopes";
     if (in_token_blocks(p.regions[0].k)) return "K in blocks of tokens";
+    if (p.v_b == nullptr && p.k_group == 1 && p.regions[0].k.groups[0].width == p.head_dim) {
+        return "full rows of K, whose channels are in no order of importance";
+    }
     if (is_one_row(p)) return "rows that are K and V";
-    if (!side_has_units(p, &RegionView::k, side_blocks(p, &RegionView::k), true)) return "rows of K that are not in units of 32 channels";
+    if (!side_has_units(p, &RegionView::k, side_blocks(p, &RegionView::k))) return "rows of K that are not in units of 32 channels";
     return nullptr;
 }
 
 ScoredUnits scored_units(const LatentAttnParams& p) {
     const int blocks = side_blocks(p, &RegionView::k);
     ScoredUnits units{};
-    units.lead = is_whole(p) ? 2 * blocks : (p.q_width / of_channels + unit_channels - 1) / unit_channels;
+    units.lead = (p.q_width / of_channels + unit_channels - 1) / unit_channels;
     for_groups(p, &RegionView::k, blocks,
                [&](int, const RowLayout&, const GroupTable& table, const std::vector<Chunk>& chunks) {
-                   const auto bytes = static_cast<int32_t>(table.bytes);
-                   const size_t next = 2 * static_cast<size_t>(units.lead);
+                   const auto next = 2 * static_cast<size_t>(units.lead);
                    const bool has_rest = next < chunks.size() && chunks[next].kind != kind_none;
-                   units.lead_bytes = std::max(units.lead_bytes, has_rest ? int32_t{chunks[next].codes} : bytes);
-                   if (has_rest) units.mean_bytes = std::max(units.mean_bytes, bytes);
+                   const auto kept = static_cast<int32_t>(
+                       std::count_if(chunks.begin(), chunks.end(), [](const Chunk& c) { return c.kind != kind_none; }) / 2);
+                   units.of_mean = std::max(units.of_mean, kept - units.lead);
+                   units.lead_bytes = std::max(units.lead_bytes, has_rest ? int32_t{chunks[next].codes} : static_cast<int32_t>(table.bytes));
+                   units.mean_bytes = std::max(units.mean_bytes, static_cast<int32_t>(table.bytes));
                });
     return units;
 }

@@ -13,8 +13,8 @@ constexpr int first_tokens = 4;
 constexpr int latest_tokens = 256;
 
 [[noreturn]] void refuse(const std::string& got) {
-    fail("kv_read", "expected rows among which tokens can choose: compressed ones beside exact windows, with K rotated or absorbed, or ",
-         "full ones, in f16, q8_0, q4_0 or formats of segments; got ", got, "; leave out --kv-read");
+    fail("kv_read", "expected latents of K, rotated or absorbed, among whose rows tokens can choose; got ", got,
+         "; leave out --kv-read");
 }
 
 }  // namespace
@@ -41,9 +41,10 @@ void Chooser::attach(const KvCache& cache) {
     n_averaged_ = static_cast<int>(averaged.size());
     changed_ = DeviceMemory(static_cast<size_t>(capacity_) * sizeof(int32_t));
     for (auto& pinned : pinned_) pinned = std::make_unique<PinnedMemory>(changed_.bytes());
-    n_read_ = DeviceMemory::of(std::vector<uint64_t>{0});
-    ends_ = DeviceMemory(most_direct_tokens * sizeof(int32_t));
-    steps_ = DeviceMemory(static_cast<size_t>(most_direct_tokens) * static_cast<size_t>(capacity_) * sizeof(int32_t));
+    left_.n_read = DeviceMemory::of(std::vector<uint64_t>{0});
+    left_.ends = DeviceMemory(most_direct_tokens * sizeof(int32_t));
+    left_.steps =
+        DeviceMemory(static_cast<size_t>(most_direct_tokens) * static_cast<size_t>(capacity_) * sizeof(int32_t));
 }
 
 void Chooser::begin(const KvCache& cache, const BatchSlots& batch, cudaStream_t stream) {
@@ -78,39 +79,56 @@ void Chooser::prepare(int row_layer, const LatentAttnParams& latents, cudaStream
     if (const char* const reason = refuses_choice(latents)) refuse(reason);
     layers_[row_layer].scored = scored_units(latents);
     const auto tokens = static_cast<size_t>(latents.n_tokens);
-    const size_t steps = tokens * static_cast<size_t>(capacity_);
     const auto heads = static_cast<size_t>(latents.n_head);
-    const auto hold = [&](DeviceMemory& memory, size_t bytes) {
+    left_.hold(tokens, heads, static_cast<size_t>(capacity_), stream);
+    of_warm_up_.hold(tokens, heads, 1, stream);
+}
+
+// Lists and counts may not move: plans have the lists.
+void Chooser::Left::hold(size_t n_tokens, size_t n_heads, size_t n_steps, cudaStream_t stream) {
+    const auto grow = [&](DeviceMemory& memory, size_t bytes) {
         if (bytes <= memory.bytes()) return;
         check(cudaStreamSynchronize(stream), "the stream");
         memory = DeviceMemory::of(std::vector<uint8_t>(bytes, 0));
     };
-    hold(estimates_, steps * heads * sizeof(float));
-    hold(sums_, tokens * most_parts * heads * sizeof(float2));
-    hold(weights_, steps * sizeof(float));
-    hold(done_, tokens * sizeof(uint32_t));
+    grow(estimates, n_tokens * n_steps * n_heads * sizeof(float));
+    grow(sums, n_tokens * most_parts * n_heads * sizeof(float2));
+    grow(weights, n_tokens * n_steps * sizeof(float));
+    grow(done, n_tokens * sizeof(uint32_t));
+    grow(ends, n_tokens * sizeof(int32_t));
+    grow(steps, n_tokens * n_steps * sizeof(int32_t));
+    grow(n_read, sizeof(uint64_t));
+}
+
+void Chooser::Left::lend(ChoiceArgs& args) const {
+    args.estimates = estimates.as<float>();
+    args.sums = sums.as<float2>();
+    args.weights = weights.as<float>();
+    args.done = done.as<uint32_t>();
+    args.ends = ends.as<int32_t>();
+    args.steps = steps.as<int32_t>();
+    args.n_read = n_read.as<uint64_t>();
+}
+
+ChoiceArgs Chooser::args_of(const Plan& attention, int row_layer) const {
+    ChoiceArgs args{};
+    static_cast<Problem&>(args) = attention;
+    args.own = {};
+    args.means = means_[static_cast<size_t>(row_layer)].as<uint8_t>();
+    args.units = layers_[row_layer].scored;
+    args.n_keep = n_read_tokens_ / step_slots;
+    return args;
 }
 
 cudaError_t Chooser::score(const Plan& attention, int row_layer, bool beside_windows, cudaStream_t stream) {
-    const Layer& layer = layers_[row_layer];
-    args_ = {};
-    static_cast<Problem&>(args_) = attention;
-    const Reads reads = layer.middle_alone ? Reads::middle : Reads::all;
-    args_.own = inputs_.apart(reads, false) ? inputs_.own_steps(reads, false) : OwnSteps{};
-    args_.means = means_[static_cast<size_t>(row_layer)].as<uint8_t>();
-    args_.units = layer.scored;
-    args_.n_parts = parts_of_choice(args_, device_);
+    args_ = args_of(attention, row_layer);
+    const Reads reads = layers_[row_layer].middle_alone ? Reads::middle : Reads::all;
+    if (inputs_.apart(reads, false)) args_.own = inputs_.own_steps(reads, false);
     args_.always_first = beside_windows ? 0 : first_tokens;
     args_.always_last = beside_windows ? 0 : latest_tokens;
-    args_.n_keep = n_read_tokens_ / step_slots;
     args_.capacity = capacity_;
-    args_.estimates = estimates_.as<float>();
-    args_.sums = sums_.as<float2>();
-    args_.weights = weights_.as<float>();
-    args_.done = done_.as<uint32_t>();
-    args_.ends = ends_.as<int32_t>();
-    args_.steps = steps_.as<int32_t>();
-    args_.n_read = n_read_.as<uint64_t>();
+    args_.n_parts = parts_of_choice(args_, device_);
+    left_.lend(args_);
     return score_steps(args_, device_, stream);
 }
 
@@ -118,11 +136,19 @@ cudaError_t Chooser::choose(const CutProblem* windows, cudaStream_t stream) cons
     return choose_steps(args_, windows, stream);
 }
 
+cudaError_t Chooser::warm_up(const Plan& attention, int row_layer, cudaStream_t stream) const {
+    ChoiceArgs args = args_of(attention, row_layer);
+    args.capacity = args.n_parts = 1;
+    of_warm_up_.lend(args);
+    const cudaError_t error = score_steps(args, device_, stream);
+    return error == cudaSuccess ? choose_steps(args, nullptr, stream) : error;
+}
+
 uint64_t Chooser::n_read() const {
     if (n_averaged_ == 0) return 0;
     uint64_t n = 0;
     check(cudaDeviceSynchronize(), "the device");
-    check(cudaMemcpy(&n, n_read_.as<void>(), sizeof n, cudaMemcpyDeviceToHost), "a copy of a count");
+    check(cudaMemcpy(&n, left_.n_read.as<void>(), sizeof n, cudaMemcpyDeviceToHost), "a copy of a count");
     return n;
 }
 

@@ -31,11 +31,13 @@ public:
     }
     bool is_active() const { return active_; }
     // What attention reads then.
-    OwnSteps lists() const { return {nullptr, ends_.as<int32_t>(), steps_.as<int32_t>(), capacity_}; }
+    OwnSteps lists() const { return {nullptr, left_.ends.as<int32_t>(), left_.steps.as<int32_t>(), capacity_}; }
 
     // Estimates for attention as planned, with its queries; then, once the windows have left their parts (or null), the lists.
     cudaError_t score(const Plan& attention, int row_layer, bool beside_windows, cudaStream_t stream);
     cudaError_t choose(const CutProblem* windows, cudaStream_t stream) const;
+    // Both of one step, into nothing, beside the layer before: their instructions are in the caches then.
+    cudaError_t warm_up(const Plan& attention, int row_layer, cudaStream_t stream) const;
 
     // Slots of the middle that all layers' tokens have chosen so far. Waits for the device.
     uint64_t n_read() const;
@@ -56,7 +58,17 @@ private:
     DeviceMemory changed_;               // steps, listed
     std::unique_ptr<PinnedMemory> pinned_[2];
     int next_pinned_ = 0;
-    DeviceMemory estimates_, sums_, weights_, done_, ends_, steps_, n_read_;
+    ChoiceArgs args_of(const Plan& attention, int row_layer) const;
+
+    // What a choice leaves.
+    struct Left {
+        DeviceMemory estimates, sums, weights, done, ends, steps, n_read;
+
+        void hold(size_t n_tokens, size_t n_heads, size_t n_steps, cudaStream_t stream);
+        void lend(ChoiceArgs& args) const;
+    };
+    Left left_;
+    Left of_warm_up_;
     ChoiceArgs args_{};  // of the layer that is scored
 };
 

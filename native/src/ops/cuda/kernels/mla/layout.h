@@ -102,8 +102,8 @@ private:
 // For a kernel that makes keys for this one (expand/), too: rows of V and how the work is cut, into `plan` and its MlaPlan, which comes with
 // `keys.as`. Null, or the reason against it.
 const char* plan_mla_rows(const Request& request, Plan& plan, MlaPlan& mla);
-// Whether all rows of a side are what this kernel reads. stock: or ggml's blocks
-bool side_has_units(const LatentAttnParams& p, RowLayout RegionView::* side, int blocks, bool stock = false);
+// Whether all rows of a side are what this kernel reads.
+bool side_has_units(const LatentAttnParams& p, RowLayout RegionView::* side, int blocks);
 size_t mla_parts_floats(const Plan& plan);
 cudaError_t launch_mla(const MlaArgs& args, int items, cudaStream_t stream);
 // full: a problem whose parts are merged with them, or null

@@ -52,12 +52,12 @@ void stage_all(const LatentAttnParams& p, int blocks, MlaPlan& plan) {
 
 }  // namespace
 
-bool side_has_units(const LatentAttnParams& p, RowLayout RegionView::* side, int blocks, bool stock) {
+bool side_has_units(const LatentAttnParams& p, RowLayout RegionView::* side, int blocks) {
     if (blocks > most_units / 2) return false;
     bool all = true;
     for_groups(p, side, blocks, [&](int, const RowLayout&, const GroupTable&, const std::vector<Chunk>& chunks) {
         bool f16 = false;
-        all = all && has_units(chunks, f16, stock);
+        all = all && has_units(chunks, f16);
     });
     return all;
 }

@@ -43,13 +43,31 @@ __device__ void load_queries(const MlaArgs& p, const MlaShared& own, uint4* quer
     }
 }
 
-// scores[NT][4] += units begin … end - 1, which are of one kind. rows: of the lane's slots g and g + 8
-template <int NT, int Bits>
-__device__ __forceinline__ void score_units(float (&scores)[NT][4], const uint8_t* const (&rows)[2],
+// scores[M][NT][4] += a unit of 16 M slots, decoded, times the query rows.
+template <int NT, int M>
+__device__ __forceinline__ void multiply_unit(float (&scores)[M][NT][4], const uint32_t (&x)[2 * M][4],
+                                              const uint4* query) {
+    uint4 q[NT];
+#pragma unroll
+    for (int n = 0; n < NT; n++) q[n] = query[n * 32];
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+        const uint32_t first[4] = {x[2 * m][0], x[2 * m + 1][0], x[2 * m][1], x[2 * m + 1][1]};
+        const uint32_t second[4] = {x[2 * m][2], x[2 * m + 1][2], x[2 * m][3], x[2 * m + 1][3]};
+#pragma unroll
+        for (int n = 0; n < NT; n++) mma(scores[m][n], first, q[n].x, q[n].y);
+#pragma unroll
+        for (int n = 0; n < NT; n++) mma(scores[m][n], second, q[n].z, q[n].w);
+    }
+}
+
+// scores[M][NT][4] += units begin … end - 1, which are of one kind. rows: of the lane's slots g, g + 8, g + 16 …
+template <int NT, int Bits, int M = 1>
+__device__ __forceinline__ void score_units(float (&scores)[M][NT][4], const uint8_t* const (&rows)[2 * M],
                                             const MlaUnit* units, int begin, int end, const uint4* queries, int lane) {
     const KeyReader<Bits> reader(lane);
-    uint32_t affine[2] = {};
-    const uint8_t* at[2] = {};
+    uint32_t affine[2 * M] = {};
+    const uint8_t* at[2 * M] = {};
     int segment_end = begin;
     const uint4* query = queries + begin * NT * 32 + lane;
 #pragma unroll 1
@@ -58,29 +76,20 @@ __device__ __forceinline__ void score_units(float (&scores)[NT][4], const uint8_
             const MlaUnit unit = units[u];
             segment_end = unit.end;
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
+            for (int i = 0; i < 2 * M; i++) {
                 if constexpr (Bits < 16) affine[i] = UnitAffine<Bits>(unit).of(rows[i]);
                 at[i] = rows[i] + unit.codes;
             }
         }
-        uint32_t words[2][KeyReader<Bits>::n_words];
+        uint32_t words[2 * M][KeyReader<Bits>::n_words];
 #pragma unroll
-        for (int i = 0; i < 2; i++) reader.load(at[i], words[i]);
-        uint32_t x[4];
-        uint32_t y[4];
-        reader.decode(words[0], affine[0], x);
-        reader.decode(words[1], affine[1], y);
-        const uint32_t first[4] = {x[0], y[0], x[1], y[1]};
-        const uint32_t second[4] = {x[2], y[2], x[3], y[3]};
-        uint4 q[NT];
+        for (int i = 0; i < 2 * M; i++) reader.load(at[i], words[i]);
+        uint32_t x[2 * M][4];
 #pragma unroll
-        for (int n = 0; n < NT; n++) q[n] = query[n * 32];
+        for (int i = 0; i < 2 * M; i++) reader.decode(words[i], affine[i], x[i]);
+        multiply_unit<NT, M>(scores, x, query);
 #pragma unroll
-        for (int n = 0; n < NT; n++) mma(scores[n], first, q[n].x, q[n].y);
-#pragma unroll
-        for (int n = 0; n < NT; n++) mma(scores[n], second, q[n].z, q[n].w);
-        at[0] += unit_bytes<Bits>;
-        at[1] += unit_bytes<Bits>;
+        for (int i = 0; i < 2 * M; i++) at[i] += unit_bytes<Bits>;
         query += NT * 32;
     }
 }
@@ -95,69 +104,70 @@ __device__ __forceinline__ auto& one_of(A& first, B& second) {
 }
 
 // The same of rows whose group has scales. Of 32 query rows every code is multiplied with its scale: sums of a run are too many registers.
-template <int NT, int Bits>
-__device__ __forceinline__ void score_codes(float (&scores)[NT][4], const uint8_t* const (&rows)[2], MlaUnit unit,
-                                            int n_units, const uint4* query, int lane) {
-    constexpr bool of_run = NT < 4;
+template <int NT, int Bits, int M = 1>
+__device__ __forceinline__ void score_codes(float (&scores)[M][NT][4], const uint8_t* const (&rows)[2 * M],
+                                            MlaUnit unit, int n_units, const uint4* query, int lane) {
+    constexpr bool of_run = M * NT < 4;
     const KeyCodes<Bits> reader(lane);
-    const uint8_t* at[2] = {rows[0] + unit.codes, rows[1] + unit.codes};
-    float scale[2];
+    const uint8_t* at[2 * M];
+    float scale[2 * M];
 #pragma unroll
-    for (int i = 0; i < 2; i++) scale[i] = scale_from_byte(rows[i][unit.affine]) * code_unit<Bits>;
-    float of[of_run ? NT : 1][4] = {};
+    for (int i = 0; i < 2 * M; i++) {
+        at[i] = rows[i] + unit.codes;
+        scale[i] = scale_from_byte(rows[i][unit.affine]) * code_unit<Bits>;
+    }
+    float of[of_run ? M : 1][of_run ? NT : 1][4] = {};
     auto& sums = one_of<of_run>(of, scores);
     const uint4* const end = query + n_units * NT * 32;
 #pragma unroll 1
     for (; query != end; query += NT * 32) {
-        uint32_t words[2][KeyCodes<Bits>::n_words];
+        uint32_t words[2 * M][KeyCodes<Bits>::n_words];
 #pragma unroll
-        for (int i = 0; i < 2; i++) reader.load(at[i], words[i]);
-        uint4 q[NT];
+        for (int i = 0; i < 2 * M; i++) reader.load(at[i], words[i]);
+        uint32_t x[2 * M][4];
 #pragma unroll
-        for (int n = 0; n < NT; n++) q[n] = query[n * 32];
-        uint32_t x[2][4];
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
+        for (int i = 0; i < 2 * M; i++) {
             reader.decode(words[i], x[i]);
             if constexpr (!of_run) {
 #pragma unroll
                 for (uint32_t& pair : x[i]) pair = bits(__hmul2(half2_of(pair), __float2half2_rn(scale[i])));
             }
         }
-        const uint32_t first[4] = {x[0][0], x[1][0], x[0][1], x[1][1]};
-        const uint32_t second[4] = {x[0][2], x[1][2], x[0][3], x[1][3]};
+        multiply_unit<NT, M>(sums, x, query);
 #pragma unroll
-        for (int n = 0; n < NT; n++) mma(sums[n], first, q[n].x, q[n].y);
-#pragma unroll
-        for (int n = 0; n < NT; n++) mma(sums[n], second, q[n].z, q[n].w);
-        at[0] += unit_bytes<Bits>;
-        at[1] += unit_bytes<Bits>;
+        for (int i = 0; i < 2 * M; i++) at[i] += unit_bytes<Bits>;
     }
     if constexpr (of_run) {
 #pragma unroll
-        for (int n = 0; n < NT; n++) {
+        for (int m = 0; m < M; m++) {
 #pragma unroll
-            for (int e = 0; e < 4; e++) scores[n][e] = fmaf(sums[n][e], scale[e / 2], scores[n][e]);
+            for (int n = 0; n < NT; n++) {
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    scores[m][n][e] = fmaf(sums[m][n][e], scale[2 * m + e / 2], scores[m][n][e]);
+                }
+            }
         }
     }
 }
 
 // The same of units begin … end - 1 of any kinds. scaled: rows whose groups have scales. Whole: or rows that are stored whole
-template <int NT, bool Whole>
-__device__ __forceinline__ void score_rows(float (&scores)[NT][4], const uint8_t* const (&rows)[2], const MlaUnit* units,
-                                           int begin, int end, bool scaled, const uint4* queries, int lane) {
+template <int NT, bool Whole, int M = 1>
+__device__ __forceinline__ void score_rows(float (&scores)[M][NT][4], const uint8_t* const (&rows)[2 * M],
+                                           const MlaUnit* units, int begin, int end, bool scaled, const uint4* queries,
+                                           int lane) {
 #pragma unroll 1
     for (int u = begin; u < end;) {
         const MlaUnit unit = units[u];
         const int until = min(end, static_cast<int>(unit.kind_end));
         if (scaled) {
             with_scaled_bits(unit.kind, [&](auto bits) __attribute__((always_inline)) {
-                score_codes<NT, decltype(bits)::value>(scores, rows, unit, until - u, queries + u * NT * 32 + lane,
-                                                       lane);
+                score_codes<NT, decltype(bits)::value, M>(scores, rows, unit, until - u, queries + u * NT * 32 + lane,
+                                                          lane);
             });
         } else {
             with_bits<Whole, false>(unit.kind, [&](auto bits) __attribute__((always_inline)) {
-                score_units<NT, decltype(bits)::value>(scores, rows, units, u, until, queries, lane);
+                score_units<NT, decltype(bits)::value, M>(scores, rows, units, u, until, queries, lane);
             });
         }
         u = until;
@@ -223,7 +233,7 @@ __device__ __forceinline__ void score_tile(const MlaArgs& p, const MlaShared& ow
     const uint8_t* const bounds = side.bounds + share_bounds(shares_bits) + share;
     const int end = K == MlaK::rows ? (share + 1) * p.mla.k_units >> shares_bits : bounds[1];
     const int g = lane / 4;
-    float scores[NT][4] = {};
+    float scores[1][NT][4] = {};
     int u = K == MlaK::rows ? share * p.mla.k_units >> shares_bits : bounds[0];
     const uint8_t* rows[2];
     if (K != MlaK::values && (K == MlaK::rows || side.pitch == 0)) {
@@ -233,7 +243,7 @@ __device__ __forceinline__ void score_tile(const MlaArgs& p, const MlaShared& ow
             rows[i] = side.row(tile.first + s);
         }
         if constexpr (K == MlaK::rows) {
-            if (u < end) score_heads<NT>(scores, rows, u, end, p.head_dim / unit_channels, own, queries, lane);
+            if (u < end) score_heads<NT>(scores[0], rows, u, end, p.head_dim / unit_channels, own, queries, lane);
         } else {
             score_units<NT, 16>(scores, rows, units, u, end, queries, lane);
         }
@@ -246,7 +256,7 @@ __device__ __forceinline__ void score_tile(const MlaArgs& p, const MlaShared& ow
 #pragma unroll
     for (int n = 0; n < NT; n++) {
 #pragma unroll
-        for (int e = 0; e < 4; e++) to[(8 * n + e % 2) * score_pitch + e / 2 * 8] = scores[n][e];
+        for (int e = 0; e < 4; e++) to[(8 * n + e % 2) * score_pitch + e / 2 * 8] = scores[0][n][e];
     }
 }
 
