@@ -30,7 +30,7 @@ struct KvCacheOptions : PlacementOptions {
     std::vector<Format> v_plan;
     std::vector<LayerRun> runs;  // where layers have their rows; none given: on the host
     EvictOptions evict;
-    int kv_read = 0;  // tokens of the middle that a layer reads for a decoded token; 0: all
+    int kv_read = 0;            // tokens of the middle that a layer reads for a decoded token; 0: all
     bool fixed_window = false;  // recent tokens are as few as the window asks, whatever room there is
 
     // Under eviction: tokens of the middle that a layer keeps of a sequence.

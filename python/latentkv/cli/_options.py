@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from latentkv import hub, ranges
 from latentkv.cli import _environment, _llama_cpp
-from latentkv.console.arguments import gpu_layers, number, numbers, shares, split_mode, text
-from latentkv.console.arguments import tokens_or_all
+from latentkv.console.arguments import gpu_layers, number, numbers, shares, split_mode, text, tokens_or_all
 from latentkv.console.model_file import no_gguf
 from latentkv.console.reading import read_text
 from latentkv.drafts.worth import MOST

@@ -109,7 +109,7 @@ private:
     void add(int seq, int32_t pos, int slot);
     void remove(int seq, int32_t pos);
     void scan(int seq) const;  // makes a holding exact
-    void occupy(int slot);  // after a slot has changed
+    void occupy(int slot);     // after a slot has changed
     // Where the sequence's last run goes on, or else a run begins; -1: nowhere.
     int find_in_run(int seq);
     int& remembered(int seq, int32_t pos) const {

@@ -153,7 +153,8 @@ Sharing shared_out(const Plan& full, const Plan& latents, const Device& device) 
             .all_parts = device.n_multiprocessors / window_blocks,
             .window_blocks = window_blocks,
             .latent_blocks = latent_blocks,
-            .window_cost = (latents.scaled != 0 ? scaled_channel_cost : channel_cost) * channels(full, window_blocks) / channels(latents, latent_blocks)};
+            .window_cost = (latents.scaled != 0 ? scaled_channel_cost : channel_cost) * channels(full, window_blocks) /
+                           channels(latents, latent_blocks)};
 }
 
 }  // namespace lkv::cuda

@@ -23,10 +23,10 @@
 #include "runtime/cuda/ggml/stream.h"
 #include "runtime/cuda/host_copies.h"
 #include "runtime/cuda/lane.h"
-#include "runtime/cuda/slots/chooser.h"
-#include "runtime/cuda/slots/masses.h"
 #include "runtime/cuda/own_products.h"
 #include "runtime/cuda/recording.h"
+#include "runtime/cuda/slots/chooser.h"
+#include "runtime/cuda/slots/masses.h"
 #include "runtime/cuda/warm_up.h"
 #include "runtime/gpu.h"
 

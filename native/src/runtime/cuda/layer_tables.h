@@ -51,8 +51,8 @@ struct Layer {
     std::vector<DeviceMemory> memory;
     ScoredUnits scored{};  // of K of `latents`, where tokens choose what they read
     Sinks sinks{};         // no logits: none
-    bool fitted = false;  // whether storing a decoded token's rows takes long
-    RowPlan whole;        // f16 rows of whole heads
+    bool fitted = false;   // whether storing a decoded token's rows takes long
+    RowPlan whole;         // f16 rows of whole heads
 
     template <class T>
     const T* keep(const std::vector<T>& host) {

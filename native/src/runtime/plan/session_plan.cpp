@@ -131,13 +131,15 @@ void set_read(const SessionOptions& options, KvCacheOptions& cache) {
     if (options.kv_read == 0) return;
     const int least = std::max(512, cache.window(cache.n_ctx));
     if (options.kv_read < least) {
-        fail("kv_read", "expected all (0), or at least ", least, " tokens, as many as the exact window has; got ", options.kv_read);
+        fail("kv_read", "expected all (0), or at least ", least, " tokens, as many as the exact window has; got ",
+             options.kv_read);
     }
     if (options.evicts()) {
         fail("kv_read", "expected all beside --evict, which has chosen already; got ", options.kv_read);
     }
     const auto& runs = cache.runs;
-    if (!is_fused(options) || runs.empty() || !std::all_of(runs.begin(), runs.end(), [](const LayerRun& run) { return run.on_gpu(); })) {
+    if (!is_fused(options) || runs.empty() ||
+        !std::all_of(runs.begin(), runs.end(), [](const LayerRun& run) { return run.on_gpu(); })) {
         fail("kv_read", "expected all where layers are on the CPU, which reads every row; got ", options.kv_read,
              "; use -ngl 99");
     }

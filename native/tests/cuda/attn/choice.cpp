@@ -22,8 +22,8 @@ struct Sought {
     int always_last = 0;
     bool windows = false;  // weights of exact windows beside
     bool small = false;    // a device with 99 KB of shared memory a thread block
-    int parts = 0;          // 0: as planned
-    bool alike = false;     // all weights are
+    int parts = 0;         // 0: as planned
+    bool alike = false;    // all weights are
 };
 
 AttnShape shape_of(const Sought& of, unsigned seed) {
@@ -68,12 +68,14 @@ public:
         for (int t = 0; t < p_.n_tokens; t++) {
             const std::vector<double> weight = weights(t);
             const int n = ends_[static_cast<size_t>(t)];
-            const int seen = static_cast<int>(std::count_if(weight.begin(), weight.end(), [](double w) { return w > -INFINITY; }));
+            const int seen =
+                static_cast<int>(std::count_if(weight.begin(), weight.end(), [](double w) { return w > -INFINITY; }));
             const int n_always = static_cast<int>(std::count(weight.begin(), weight.end(), INFINITY));
             CHECK_MSG(n == std::min(seen, std::max(steps_kept, n_always)) || (n == steps_kept && n_always > steps_kept),
                       name + ": " + std::to_string(n) + " steps of " + std::to_string(seen));
             const int32_t* const list = &steps_[static_cast<size_t>(t) * static_cast<size_t>(capacity())];
-            CHECK_MSG(std::is_sorted(list, list + n) && std::adjacent_find(list, list + n) == list + n, name + ": no ascending list");
+            CHECK_MSG(std::is_sorted(list, list + n) && std::adjacent_find(list, list + n) == list + n,
+                      name + ": no ascending list");
             const std::set<int32_t> chosen(list, list + n);
             double least = INFINITY;
             double most = -INFINITY;
@@ -86,7 +88,8 @@ public:
                 }
             }
             CHECK_MSG(least > -INFINITY, name + ": a step that the token does not see");
-            CHECK_MSG(least >= most - 0.02, name + ": a step of weight 2^" + std::to_string(least) + " for one of 2^" + std::to_string(most));
+            CHECK_MSG(least >= most - 0.02,
+                      name + ": a step of weight 2^" + std::to_string(least) + " for one of 2^" + std::to_string(most));
             n_left_out_ += n < seen ? 1 : 0;
         }
         const uint64_t want = static_cast<uint64_t>(std::accumulate(ends_.begin(), ends_.end(), 0)) * step_slots;
@@ -106,7 +109,8 @@ public:
         const std::vector<float> got = few.run();
         case_.params.regions[0].seq = seq.data();
         const double error = relative_error(got, case_.oracle());
-        CHECK_MSG(error <= rounded_tolerance, name + ": attention over the chosen, relative error " + std::to_string(error));
+        CHECK_MSG(error <= rounded_tolerance,
+                  name + ": attention over the chosen, relative error " + std::to_string(error));
     }
 
 private:
@@ -133,7 +137,8 @@ private:
         rows.rows.k_rows = const_cast<uint8_t*>(on_device.k_rows);
         rows.rows.k_page = on_device.k_page;
         rows.rows.k_row_bytes = region.k.row_bytes;
-        rows.rows.k_segments = device_.keep(std::vector<SegmentLayout>(region.k.segments, region.k.segments + n_segments));
+        rows.rows.k_segments =
+            device_.keep(std::vector<SegmentLayout>(region.k.segments, region.k.segments + n_segments));
         rows.rows.n_k_segments = n_segments;
         std::vector<uint64_t> seq(region.seq, region.seq + region.n_slots);
         seq.resize(static_cast<size_t>(n_steps_ * step_slots), 0);
@@ -143,9 +148,13 @@ private:
         std::vector<int32_t> steps(static_cast<size_t>(n_steps_));
         std::iota(steps.begin(), steps.end(), 0);
         // the first slot in use is to be written yet
-        const int unwritten = static_cast<int>(std::find_if(seq.begin(), seq.end(), [](uint64_t s) { return s != 0; }) - seq.begin());
-        const cuda::BatchRowsAt batch{device_.keep(std::vector<int32_t>{2, 1}), device_.keep(std::vector<int32_t>{5, unwritten}), 2, 1};
-        cuda_check(cuda::average_steps(device_.keep(std::vector{rows}), 1, region.k.width, device_.keep(steps), n_steps_, batch, nullptr), "means");
+        const int unwritten =
+            static_cast<int>(std::find_if(seq.begin(), seq.end(), [](uint64_t s) { return s != 0; }) - seq.begin());
+        const cuda::BatchRowsAt batch{device_.keep(std::vector<int32_t>{2, 1}),
+                                      device_.keep(std::vector<int32_t>{5, unwritten}), 2, 1};
+        cuda_check(cuda::average_steps(device_.keep(std::vector{rows}), 1, region.k.width, device_.keep(steps),
+                                       n_steps_, batch, nullptr),
+                   "means");
         cuda_check(cudaDeviceSynchronize(), "means");
         stored_ = means.download<uint8_t>();
         for (int s = 0; s < n_steps_; s++) {
@@ -162,7 +171,8 @@ private:
             std::vector<uint8_t> row(row_bytes);
             write_row(region.k, want.data(), row.data());
             const double error = relative_error(mean(s), decoded(region.k, row.data()));
-            CHECK_MSG(n == 0 || error < 2e-2, std::string(of_.name) + ": mean of step " + std::to_string(s) + " is off by " + std::to_string(error));
+            CHECK_MSG(n == 0 || error < 2e-2, std::string(of_.name) + ": mean of step " + std::to_string(s) +
+                                                  " is off by " + std::to_string(error));
         }
         means_ = device_.keep(stored_);
     }
@@ -200,7 +210,8 @@ private:
         windows.n_split = 1;
         windows.shrinks = 0;
         std::vector<float> beside;
-        for (size_t i = 0; i < n * heads; i++) beside.insert(beside.end(), {3.0F + static_cast<float>(i % 5) * 2.0F, 1.0F});
+        for (size_t i = 0; i < n * heads; i++)
+            beside.insert(beside.end(), {3.0F + static_cast<float>(i % 5) * 2.0F, 1.0F});
         windows.partial_ml = device_.keep(beside);
         if (of_.windows) windows_ = beside;
         cuda_check(cuda::score_steps(args, limits(of_), nullptr), "scores");
@@ -222,7 +233,8 @@ private:
             const float* const q = p_.q + (int64_t{t} * p_.n_head + h) * p_.q_width;
             const auto product = [&](const std::vector<float>& x, int from, int end) {
                 double sum = 0.0;
-                for (int c = from; c < std::min(end, group.kept); c++) sum += double{q[c]} * double{x[static_cast<size_t>(group.column + c)]};
+                for (int c = from; c < std::min(end, group.kept); c++)
+                    sum += double{q[c]} * double{x[static_cast<size_t>(group.column + c)]};
                 return sum * double{p_.scale} / std::log(2.0);
             };
             const int lead = 32 * units_.lead;
@@ -238,13 +250,15 @@ private:
                 sum += std::exp2(estimate[static_cast<size_t>(s)]);
             }
             if (!windows_.empty()) {
-                const size_t at = 2 * (static_cast<size_t>(t) * static_cast<size_t>(p_.n_head) + static_cast<size_t>(h));
+                const size_t at =
+                    2 * (static_cast<size_t>(t) * static_cast<size_t>(p_.n_head) + static_cast<size_t>(h));
                 sum += std::exp2(double{windows_[at]}) * double{windows_[at + 1]};
             }
             for (size_t s = 0; s < most.size(); s++) most[s] = std::max(most[s], estimate[s] - std::log2(sum));
         }
         for (int slot = 0; slot < region.n_slots; slot++) {
-            if (sees(t, slot) && p_.q_pos[t] - region.pos[slot] < of_.always_last) most[static_cast<size_t>(slot / step_slots)] = INFINITY;
+            if (sees(t, slot) && p_.q_pos[t] - region.pos[slot] < of_.always_last)
+                most[static_cast<size_t>(slot / step_slots)] = INFINITY;
         }
         return most;
     }

@@ -12,9 +12,9 @@ using lkv::test::Cases;
 Cases all_cases() {
     using namespace lkv::test;
     Cases all;
-    for (const auto& cases :
-         {decode_cases, direct_cases, expand_cases, flash_cases, mla_cases, prefill_cases, wide_cases, softmax_cases,
-          own_steps_cases, choice_cases, beside_cases, regions_cases, rows_cases, blocks_cases, step_cases, delta_net_cases}) {
+    for (const auto& cases : {decode_cases, direct_cases, expand_cases, flash_cases, mla_cases, prefill_cases,
+                              wide_cases, softmax_cases, own_steps_cases, choice_cases, beside_cases, regions_cases,
+                              rows_cases, blocks_cases, step_cases, delta_net_cases}) {
         const Cases more = cases();
         all.insert(all.end(), more.begin(), more.end());
     }

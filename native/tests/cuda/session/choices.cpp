@@ -133,7 +133,8 @@ std::string refusal(const File& file, const lkv::SessionOptions& options, int n_
 void refusals(const Asked& of, const File& file) {
     const auto refused = [&](lkv::SessionOptions options, int n_gpu_layers = 99) {
         const std::string said = refusal(file, options, n_gpu_layers);
-        CHECK_MSG(said.starts_with("[kv_read] expected ") && said.find('\n') == std::string::npos, of.name + ": said '" + said + "'");
+        CHECK_MSG(said.starts_with("[kv_read] expected ") && said.find('\n') == std::string::npos,
+                  of.name + ": said '" + said + "'");
     };
     refused(of.options, 0);
     lkv::SessionOptions asked = of.options;
@@ -177,7 +178,8 @@ int choices(Arguments) {
     for (const size_t other : {size_t{1}, size_t{7}, size_t{51}}) {
         const File file(shapes[other], 1);
         const std::string said = refusal(file, options(0));
-        CHECK_MSG(said.starts_with("[kv_read] expected latents of K"), "rows that cannot be chosen from: said '" + said + "'");
+        CHECK_MSG(said.starts_with("[kv_read] expected latents of K"),
+                  "rows that cannot be chosen from: said '" + said + "'");
     }
     return report("gpu_choices");
 }

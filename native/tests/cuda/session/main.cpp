@@ -21,7 +21,8 @@ int main(int argc, char** argv) {
     if (arguments.empty() || std::isdigit(static_cast<unsigned char>(arguments[0][0])) != 0) return sessions(arguments);
     const auto family = families.find(arguments[0]);
     if (family != families.end()) return family->second(arguments.subspan(1));
-    std::fprintf(stderr, "[gpu_session] expected a number of rounds, roles, evictions, memory, choices or across; got %s\n",
+    std::fprintf(stderr,
+                 "[gpu_session] expected a number of rounds, roles, evictions, memory, choices or across; got %s\n",
                  arguments[0]);
     return 1;
 }

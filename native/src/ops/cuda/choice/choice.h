@@ -32,17 +32,17 @@ struct ChoiceArgs : Problem {
     ScoredUnits units;
     int32_t always_first;  // steps with one of a sequence's first positions are read anyway,
     int32_t always_last;   // or with one of its so many latest
-    int32_t n_keep;    // steps that a token reads
-    int32_t capacity;  // steps that lists and estimates have room for
-    int32_t n_parts;   // parts_of_choice
+    int32_t n_keep;        // steps that a token reads
+    int32_t capacity;      // steps that lists and estimates have room for
+    int32_t n_parts;       // parts_of_choice
 
     float* estimates;  // [n_tokens, capacity, n_head] +inf: the step is read anyway, -inf: nothing in it is seen
     float2* sums;      // [n_tokens, parts_of_choice, n_head] maxima and sums of a head's estimates
     float* weights;    // [n_tokens, capacity] the largest of a step's estimates, relative to the heads' sums
     uint32_t* done;    // [n_tokens] 0 between launches
 
-    int32_t* ends;   // [n_tokens] steps that are read
-    int32_t* steps;  // [n_tokens, capacity] which, ascending
+    int32_t* ends;     // [n_tokens] steps that are read
+    int32_t* steps;    // [n_tokens, capacity] which, ascending
     uint64_t* n_read;  // grows by the slots of the steps that tokens read
 };
 

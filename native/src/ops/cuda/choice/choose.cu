@@ -44,7 +44,8 @@ __device__ void add_up_heads(const ChoiceArgs& p, const CutProblem& windows, int
     for (int first = 0; first < p.n_head; first += 32) {
         const int head = min(first + lane, p.n_head - 1);
         const float2* const estimates = p.sums + static_cast<int64_t>(token) * p.n_parts * p.n_head + head;
-        const auto* const beside = reinterpret_cast<const float2*>(windows.partial_ml) + static_cast<int64_t>(token) * p.n_head + head;
+        const auto* const beside =
+            reinterpret_cast<const float2*>(windows.partial_ml) + static_cast<int64_t>(token) * p.n_head + head;
         const int64_t all_rows = static_cast<int64_t>(p.n_tokens) * p.n_head;
         float2 of = none;
         for (int part0 = warp; part0 < p.n_parts + n_windows; part0 += at_once * choose_warps) {
@@ -148,7 +149,8 @@ __global__ void __launch_bounds__(choose_threads)
         const uint32_t third = count(least + 3 * bit);
         const uint32_t both = sum_up(count(least + 2 * bit) << 16 | third, 0, own);
         const uint32_t first = sum_up(count(least + bit), 1, own);
-        least += bit * ((first >= n_keep ? 1 : 0) + (both >> 16 >= n_keep ? 1 : 0) + ((both & 0xffff) >= n_keep ? 1 : 0));
+        least +=
+            bit * ((first >= n_keep ? 1 : 0) + (both >> 16 >= n_keep ? 1 : 0) + ((both & 0xffff) >= n_keep ? 1 : 0));
     }
     least = max(least, 1);
     const uint32_t mine = count(least + 1);

@@ -7,7 +7,8 @@ namespace {
 
 // grid: steps x layers. A thread has a channel, and every row_threads-th after it.
 __global__ void __launch_bounds__(row_threads, 1)
-    average_kernel(const AveragedRows* layers, const int32_t* __restrict__ steps, const __grid_constant__ BatchRowsAt unwritten) {
+    average_kernel(const AveragedRows* layers, const int32_t* __restrict__ steps,
+                   const __grid_constant__ BatchRowsAt unwritten) {
     extern __shared__ __align__(16) float x[];
     __shared__ uint64_t seq[step_slots];
     const AveragedRows& of = layers[blockIdx.y];

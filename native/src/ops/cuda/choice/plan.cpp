@@ -22,7 +22,8 @@ const char* refuses_choice(const LatentAttnParams& p) {
         return "full rows of K, whose channels are in no order of importance";
     }
     if (is_one_row(p)) return "rows that are K and V";
-    if (!side_has_units(p, &RegionView::k, side_blocks(p, &RegionView::k))) return "rows of K that are not in units of 32 channels";
+    if (!side_has_units(p, &RegionView::k, side_blocks(p, &RegionView::k)))
+        return "rows of K that are not in units of 32 channels";
     return nullptr;
 }
 
@@ -30,16 +31,18 @@ ScoredUnits scored_units(const LatentAttnParams& p) {
     const int blocks = side_blocks(p, &RegionView::k);
     ScoredUnits units{};
     units.lead = (p.q_width / of_channels + unit_channels - 1) / unit_channels;
-    for_groups(p, &RegionView::k, blocks,
-               [&](int, const RowLayout&, const GroupTable& table, const std::vector<Chunk>& chunks) {
-                   const auto next = 2 * static_cast<size_t>(units.lead);
-                   const bool has_rest = next < chunks.size() && chunks[next].kind != kind_none;
-                   const auto kept = static_cast<int32_t>(
-                       std::count_if(chunks.begin(), chunks.end(), [](const Chunk& c) { return c.kind != kind_none; }) / 2);
-                   units.of_mean = std::max(units.of_mean, kept - units.lead);
-                   units.lead_bytes = std::max(units.lead_bytes, has_rest ? int32_t{chunks[next].codes} : static_cast<int32_t>(table.bytes));
-                   units.mean_bytes = std::max(units.mean_bytes, static_cast<int32_t>(table.bytes));
-               });
+    for_groups(
+        p, &RegionView::k, blocks,
+        [&](int, const RowLayout&, const GroupTable& table, const std::vector<Chunk>& chunks) {
+            const auto next = 2 * static_cast<size_t>(units.lead);
+            const bool has_rest = next < chunks.size() && chunks[next].kind != kind_none;
+            const auto kept = static_cast<int32_t>(
+                std::count_if(chunks.begin(), chunks.end(), [](const Chunk& c) { return c.kind != kind_none; }) / 2);
+            units.of_mean = std::max(units.of_mean, kept - units.lead);
+            units.lead_bytes =
+                std::max(units.lead_bytes, has_rest ? int32_t{chunks[next].codes} : static_cast<int32_t>(table.bytes));
+            units.mean_bytes = std::max(units.mean_bytes, static_cast<int32_t>(table.bytes));
+        });
     return units;
 }
 

@@ -23,8 +23,8 @@ constexpr int staged_pitch(int bytes) { return staged_bytes(12, bytes) | 16; }
 // Shared memory, in this order, in bytes. What the means need makes room for the rows of every warp's second step.
 struct ScoreLayout {
     int warps;
-    int lead_queries;  // uint4 [lead units][rows / 8][32]
-    int rest;          // f32 [steps of a pass][rows]
+    int lead_queries;       // uint4 [lead units][rows / 8][32]
+    int rest;               // f32 [steps of a pass][rows]
     int row_pitch, rows;    // [warps][step_slots] leading units
     int mean_queries;       // uint4 [units of the means][rows / 8][32]
     int shares;             // f32 [mean_shares][steps of a pass][rows]
@@ -167,9 +167,8 @@ __global__ void __launch_bounds__(32 * most_score_warps, 1)
             const int share = task % mean_shares;
             const int tile = task / mean_shares * 16;
             const int at[2] = {min(tile + g, n_pass - 1), min(tile + g + 8, n_pass - 1)};
-            const uint8_t* const from[2] = {
-                means + at[0] * layout.mean_pitch + staged_lead(mean_of(first + at[0])),
-                means + at[1] * layout.mean_pitch + staged_lead(mean_of(first + at[1]))};
+            const uint8_t* const from[2] = {means + at[0] * layout.mean_pitch + staged_lead(mean_of(first + at[0])),
+                                            means + at[1] * layout.mean_pitch + staged_lead(mean_of(first + at[1]))};
             float of[1][NT][4] = {};
             score_rows<NT, false>(of, from, own.units, lead + (n_units - lead) * share / mean_shares,
                                   lead + (n_units - lead) * (share + 1) / mean_shares, scaled,
@@ -252,7 +251,8 @@ __global__ void __launch_bounds__(32 * most_score_warps, 1)
                     float x[4];
 #pragma unroll
                     for (int r = 0; r < 4; r++) {
-                        x[r] = (visible >> (g + 8 * r) & 1) != 0 ? scores[r / 2][n][r % 2 * 2 + c] * to_log2 : -INFINITY;
+                        x[r] =
+                            (visible >> (g + 8 * r) & 1) != 0 ? scores[r / 2][n][r % 2 * 2 + c] * to_log2 : -INFINITY;
                     }
                     float most = fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3]));
 #pragma unroll
@@ -300,10 +300,10 @@ template <int NT>
 cudaError_t launch_score(const ChoiceArgs& args, const ScoreLayout& layout, cudaStream_t stream) {
     const int heads = args.k_group * (args.n_head / args.n_kv);
     const int blocks = args.n_kv / args.k_group * ((heads + 8 * NT - 1) / (8 * NT));
-    return launch_next(score_kernel<NT>,
-                       dim3(static_cast<unsigned>(args.n_parts), static_cast<unsigned>(blocks),
-                            static_cast<unsigned>(args.n_tokens)),
-                       32 * layout.warps, static_cast<size_t>(layout.total()), stream, args, layout);
+    return launch_next(
+        score_kernel<NT>,
+        dim3(static_cast<unsigned>(args.n_parts), static_cast<unsigned>(blocks), static_cast<unsigned>(args.n_tokens)),
+        32 * layout.warps, static_cast<size_t>(layout.total()), stream, args, layout);
 }
 
 }  // namespace

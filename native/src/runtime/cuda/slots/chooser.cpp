@@ -29,12 +29,13 @@ void Chooser::attach(const KvCache& cache) {
     for (int il = layers_.run().first_layer; il < layers_.run().end_layer; il++) {
         if (!cache.rows().has_rows(il) || cache.placement().in_ring(il)) continue;
         const LayerCacheSpec& spec = cache.rows().spec().layers[static_cast<size_t>(il)];
-        if (spec.k_path == KPath::rebuild || spec.key_of_value()) refuse("keys that are made of their rows in each step");
+        if (spec.k_path == KPath::rebuild || spec.key_of_value())
+            refuse("keys that are made of their rows in each step");
         const RowLayout& k = cache.rows().k_layout(middle, il);
         DeviceMemory& means = means_[static_cast<size_t>(il)];
         means = DeviceMemory(cache.rows().mean_bytes(il));
-        averaged.push_back({layers_[il].targets[middle], inputs_.seq(middle, layers_[il].cells), means.as<uint8_t>(),
-                            k.width});
+        averaged.push_back(
+            {layers_[il].targets[middle], inputs_.seq(middle, layers_[il].cells), means.as<uint8_t>(), k.width});
         most_width_ = std::max(most_width_, k.width);
     }
     averaged_ = DeviceMemory::of(averaged);

@@ -26,8 +26,8 @@ public:
 
     // Whether tokens of this layer's rows ever choose, and whether in this step: more tokens are compressed than they may read.
     bool may_choose(int row_layer, const LatentAttnParams& latents) const {
-        return latents.n_tokens > 0 && latents.n_tokens <= most_direct_tokens && !latents.rebuilds() && row_layer < static_cast<int>(means_.size()) &&
-               means_[static_cast<size_t>(row_layer)].bytes() > 0;
+        return latents.n_tokens > 0 && latents.n_tokens <= most_direct_tokens && !latents.rebuilds() &&
+               row_layer < static_cast<int>(means_.size()) && means_[static_cast<size_t>(row_layer)].bytes() > 0;
     }
     bool is_active() const { return active_; }
     // What attention reads then.
@@ -53,9 +53,9 @@ private:
     DeviceMemory averaged_;            // AveragedRows of those that have some
     int n_averaged_ = 0;
     int most_width_ = 0;
-    uint64_t since_ = 0;                 // Cells::n_changes of the last means
-    std::vector<int32_t> unwritten_;     // steps that the last batch's rows went to, after the means
-    DeviceMemory changed_;               // steps, listed
+    uint64_t since_ = 0;              // Cells::n_changes of the last means
+    std::vector<int32_t> unwritten_;  // steps that the last batch's rows went to, after the means
+    DeviceMemory changed_;            // steps, listed
     std::unique_ptr<PinnedMemory> pinned_[2];
     int next_pinned_ = 0;
     ChoiceArgs args_of(const Plan& attention, int row_layer) const;
