@@ -185,7 +185,7 @@ private:
         const auto n = static_cast<size_t>(p_.n_tokens);
         const auto heads = static_cast<size_t>(p_.n_head);
         const auto steps = n * static_cast<size_t>(capacity());
-        CHECK_MSG(cuda::refuses_choice(p_) == nullptr, std::string(of_.name) + ": refused");
+        CHECK_MSG(cuda::refuses_choice(p_, limits(of_)) == nullptr, std::string(of_.name) + ": refused");
         cuda::ChoiceArgs args{};
         static_cast<cuda::Problem&>(args) = device_.args;
         args.means = means_;
@@ -296,6 +296,12 @@ void choice() {
         {"all alike", 4, 2, 4, 256, 700, falling, 1, {}, false, 0, false, false, 0, true},
         {"no unit for the means", 4, 4, 4, 128, 700, {{q8, 32}}},
     };
+    // wider than shared memory
+    AttnCase wide(shape_of({"", 8, 1, 8, 1024, 40, {{q8, 1024}}}, 4099));
+    cuda::Device small = device_limits();
+    small.shared_bytes = 64 * 1024;
+    const char* const said = cuda::refuses_choice(wide.params, small);
+    CHECK(said != nullptr && std::string(said).find("too wide") != std::string::npos);
     unsigned seed = 4100;
     for (const Sought& of : all) {
         Choosing found(of, seed++);

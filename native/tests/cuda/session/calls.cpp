@@ -27,6 +27,18 @@ std::shared_ptr<const lkv::Model> open(const File& file, const lkv::GpuOptions& 
     return std::make_shared<lkv::Model>(file.path(), lkv::ModelOptions{.gpu = gpu});
 }
 
+Tokens next_tokens(int n, const std::vector<int32_t>& of, std::vector<int32_t>& length) {
+    Tokens next;
+    for (int i = 0; i < n; i++) {
+        const int32_t s = of[static_cast<size_t>(i) % of.size()];
+        const int32_t at = length[static_cast<size_t>(s)]++;
+        next.tokens.push_back((at * 37 + s * 11 + at * at) % n_vocab);
+        next.pos.push_back(at);
+        next.seq.push_back(s);
+    }
+    return next;
+}
+
 std::vector<float> decode(const File& file, const lkv::SessionOptions& options, const lkv::GpuOptions& gpu, int prompt,
                           int steps) {
     const auto model = open(file, gpu);
@@ -35,15 +47,8 @@ std::vector<float> decode(const File& file, const lkv::SessionOptions& options, 
     CHECK(model->n_host_layers() == std::max(0, model->hparams().n_layer - gpu.n_gpu_layers));
     std::vector<float> logits;
     std::vector<int32_t> length(static_cast<size_t>(options.n_seq_max), 0);
-    const auto run = [&](int n, std::vector<int32_t> of, bool all = false) {
-        std::vector<int32_t> tokens, pos, seq;
-        for (int i = 0; i < n; i++) {
-            const int32_t s = of[static_cast<size_t>(i) % of.size()];
-            const int32_t at = length[static_cast<size_t>(s)]++;
-            tokens.push_back((at * 37 + s * 11 + at * at) % n_vocab);
-            pos.push_back(at);
-            seq.push_back(s);
-        }
+    const auto run = [&](int n, const std::vector<int32_t>& of, bool all = false) {
+        const auto [tokens, pos, seq] = next_tokens(n, of, length);
         std::vector<uint8_t> output(tokens.size(), all ? 1 : 0);
         output.back() = 1;
         const size_t n_logits = (all ? tokens.size() : 1) * n_vocab;

@@ -19,6 +19,12 @@ std::shared_ptr<const lkv::Model> open(const File& file, const lkv::GpuOptions& 
 // Slots of the layers with a window.
 int ring_slots(const File& file, const lkv::SessionOptions& options);
 
+// n tokens that follow, of these sequences in turn. length: of every sequence, which grow
+struct Tokens {
+    std::vector<int32_t> tokens, pos, seq;
+};
+Tokens next_tokens(int n, const std::vector<int32_t>& of, std::vector<int32_t>& length);
+
 // Logits of each call's last token, and of all tokens of steps of all sequences. steps: tokens one by one, at the end
 std::vector<float> decode(const File& file, const lkv::SessionOptions& options, const lkv::GpuOptions& gpu, int prompt,
                           int steps = 0);

@@ -18,14 +18,7 @@ public:
 
     std::vector<float> run(int n, int s = 0) { return run(n, std::vector{s}); }
     std::vector<float> run(int n, const std::vector<int32_t>& of) {
-        std::vector<int32_t> tokens, pos, seq;
-        for (int i = 0; i < n; i++) {
-            const int32_t s = of[static_cast<size_t>(i) % of.size()];
-            const int32_t at = length[static_cast<size_t>(s)]++;
-            tokens.push_back((at * 37 + s * 11 + at * at) % n_vocab);
-            pos.push_back(at);
-            seq.push_back(s);
-        }
+        const auto [tokens, pos, seq] = next_tokens(n, of, length);
         std::vector<uint8_t> output(tokens.size(), 0);
         output.back() = 1;
         std::vector<float> logits(n_vocab, NAN);

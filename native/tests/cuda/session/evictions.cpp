@@ -26,14 +26,7 @@ public:
 
     // n tokens, of these sequences in turn
     void run(int n, const std::vector<int32_t>& of) {
-        std::vector<int32_t> tokens, pos, seq;
-        for (int i = 0; i < n; i++) {
-            const int32_t s = of[static_cast<size_t>(i) % of.size()];
-            const int32_t at = length_[static_cast<size_t>(s)]++;
-            tokens.push_back((at * 37 + s * 11 + at * at) % n_vocab);
-            pos.push_back(at);
-            seq.push_back(s);
-        }
+        const auto [tokens, pos, seq] = next_tokens(n, of, length_);
         std::vector<uint8_t> output(tokens.size(), 0);
         output.back() = 1;
         logits_.resize(logits_.size() + n_vocab);

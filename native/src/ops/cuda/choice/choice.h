@@ -46,9 +46,13 @@ struct ChoiceArgs : Problem {
     uint64_t* n_read;  // grows by the slots of the steps that tokens read
 };
 
-// Why the kernels cannot choose among such rows, or null. The problem's first region is the one that they would choose from.
-const char* refuses_choice(const LatentAttnParams& params);
+// Why the kernels cannot choose among such rows on this device, or null.
+const char* refuses_choice(const LatentAttnParams& params, const Device& device);
 ScoredUnits scored_units(const LatentAttnParams& params);
+
+// Whether the kernel's shared memory holds what it scores, of so many heads a group of K.
+bool scores_fit(const ScoredUnits& units, int heads, const Device& device);
+constexpr int most_choosing_heads = 256;
 
 // Thread blocks that score a token's steps, of one group of K.
 int parts_of_choice(const ChoiceArgs& args, const Device& device);

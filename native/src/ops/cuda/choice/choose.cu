@@ -11,7 +11,6 @@ namespace {
 
 constexpr int choose_warps = 32;
 constexpr int choose_threads = 32 * choose_warps;
-constexpr int most_heads = 256;
 
 // Weights as integers: logarithms from -32 on in 2048 parts of one; below that all are alike. 0: nothing is seen.
 constexpr int key_bits = 16;
@@ -23,7 +22,7 @@ __device__ __forceinline__ int key_of(float weight) {
 
 struct ChooseShared {
     float2 parts[choose_warps][32];
-    float of_head[most_heads];  // logarithm of a head's sum
+    float of_head[most_choosing_heads];  // logarithm of a head's sum
     uint32_t counts[2][choose_warps];
     bool last;
 };

@@ -12,7 +12,7 @@ constexpr int of_channels = 4;  // one of so many leads
 
 }  // namespace
 
-const char* refuses_choice(const LatentAttnParams& p) {
+const char* refuses_choice(const LatentAttnParams& p, const Device& device) {
     if (p.n_regions != 1) return "exact windows in one problem with compressed rows";
     if (p.rebuilds()) return "keys that are rebuilt";
     if (p.softcap > 0.0f) return "scores with a soft cap";
@@ -24,6 +24,10 @@ const char* refuses_choice(const LatentAttnParams& p) {
     if (is_one_row(p)) return "rows that are K and V";
     if (!side_has_units(p, &RegionView::k, side_blocks(p, &RegionView::k)))
         return "rows of K that are not in units of 32 channels";
+    if (p.n_head > most_choosing_heads) return "more than 256 heads";
+    if (!scores_fit(scored_units(p), p.k_group * (p.n_head / p.n_kv), device)) {
+        return "rows of K that are too wide for the GPU's shared memory";
+    }
     return nullptr;
 }
 

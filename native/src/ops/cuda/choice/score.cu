@@ -2,6 +2,8 @@
 // share out the means of the pass's steps; the second one's come while the first is scored.
 #include <cuda_fp16.h>
 
+#include <optional>
+
 #include "ops/cuda/choice/step_list.cuh"
 #include "ops/cuda/gpu/bulk_copy.cuh"
 #include "ops/cuda/gpu/chain.cuh"
@@ -296,6 +298,19 @@ __global__ void __launch_bounds__(32 * most_score_warps, 1)
         make_float2(most, all);
 }
 
+// How many query rows a thread block has, and warps.
+struct ScoreShape {
+    int rows, warps;
+};
+std::optional<ScoreShape> shape_of(const ScoredUnits& units, int heads, const Device& device) {
+    for (int rows = heads <= 8 ? 8 : (heads <= 16 ? 16 : 32); rows >= 8; rows /= 2) {
+        for (int warps = most_score_warps; warps >= mean_shares; warps /= 2) {
+            if (ScoreLayout(units, rows, warps).total() <= device.shared_bytes - score_fixed) return {{rows, warps}};
+        }
+    }
+    return std::nullopt;
+}
+
 template <int NT>
 cudaError_t launch_score(const ChoiceArgs& args, const ScoreLayout& layout, cudaStream_t stream) {
     const int heads = args.k_group * (args.n_head / args.n_kv);
@@ -309,16 +324,15 @@ cudaError_t launch_score(const ChoiceArgs& args, const ScoreLayout& layout, cuda
 }  // namespace
 
 cudaError_t score_steps(const ChoiceArgs& args, const Device& device, cudaStream_t stream) {
-    const int heads = args.k_group * (args.n_head / args.n_kv);
-    for (int n_rows = heads <= 8 ? 8 : (heads <= 16 ? 16 : 32); n_rows >= 8; n_rows /= 2) {
-        for (int warps = most_score_warps; warps >= mean_shares; warps /= 2) {
-            const ScoreLayout layout(args.units, n_rows, warps);
-            if (layout.total() > device.shared_bytes - score_fixed) continue;
-            if (n_rows == 8) return launch_score<1>(args, layout, stream);
-            return n_rows == 16 ? launch_score<2>(args, layout, stream) : launch_score<4>(args, layout, stream);
-        }
-    }
-    return cudaErrorInvalidConfiguration;
+    const std::optional<ScoreShape> shape = shape_of(args.units, args.k_group * (args.n_head / args.n_kv), device);
+    if (!shape) return cudaErrorInvalidConfiguration;
+    const ScoreLayout layout(args.units, shape->rows, shape->warps);
+    if (shape->rows == 8) return launch_score<1>(args, layout, stream);
+    return shape->rows == 16 ? launch_score<2>(args, layout, stream) : launch_score<4>(args, layout, stream);
+}
+
+bool scores_fit(const ScoredUnits& units, int heads, const Device& device) {
+    return shape_of(units, heads, device).has_value();
 }
 
 }  // namespace lkv::cuda

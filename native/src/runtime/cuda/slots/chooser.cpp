@@ -77,7 +77,7 @@ void Chooser::begin(const KvCache& cache, const BatchSlots& batch, cudaStream_t 
 }
 
 void Chooser::prepare(int row_layer, const LatentAttnParams& latents, cudaStream_t stream) {
-    if (const char* const reason = refuses_choice(latents)) refuse(reason);
+    if (const char* const reason = refuses_choice(latents, device_)) refuse(reason);
     layers_[row_layer].scored = scored_units(latents);
     const auto tokens = static_cast<size_t>(latents.n_tokens);
     const auto heads = static_cast<size_t>(latents.n_head);
