@@ -16,6 +16,9 @@ constexpr int step_slots = 32;
 
 constexpr int whole_pages(int n) { return (n + page_slots - 1) / page_slots * page_slots; }
 
+// A page of rows that nothing lies between, in bytes.
+LKV_HD constexpr int64_t bytes_of_page(int64_t row_bytes) { return page_slots * row_bytes; }
+
 // From slot 0 to a slot, in bytes. page_bytes: from a page to the next one, below 0 where slots begin at the end of what is shared.
 LKV_HD constexpr int64_t row_offset(int64_t slot, int64_t page_bytes, int64_t row_bytes) {
     static_assert(page_slots == 1 << 7);

@@ -382,7 +382,7 @@ private:
     void place_pages(int r, size_t n_slots, const RowLayout& row, std::vector<uint8_t>& rows, uint8_t*& first,
                      int64_t& page) const {
         const auto n_pages = static_cast<int64_t>((n_slots + page_slots - 1) / page_slots);
-        page = int64_t{page_slots} * row.row_bytes + 256 * (r + 1);
+        page = bytes_of_page(row.row_bytes) + 256 * (r + 1);
         rows.assign(static_cast<size_t>(n_pages * page), 0xff);  // 0xffff is a NaN in f16
         const bool back = r + 2 == static_cast<int>(shape_.k_formats.size()) && n_pages > 0;
         first = rows.data() + (back ? (n_pages - 1) * page : 0);

@@ -286,8 +286,8 @@ public:
                                k_groups,
                                v_groups,
                                chunks,
-                               int64_t{page_slots} * k.row_bytes,
-                               int64_t{page_slots} * v.row_bytes,
+                               bytes_of_page(k.row_bytes),
+                               bytes_of_page(v.row_bytes),
                                static_cast<uint32_t>(k.row_bytes),
                                static_cast<uint32_t>(v.row_bytes),
                                1};

@@ -38,10 +38,7 @@ class AdaptiveLookup:
             for token in input_ids[known:].tolist():
                 lookup.push(token)
         step = Step(1, self._exponent)
-        found = lookup.guesses(step, self.num_pred_tokens)
-        if not found and self._model is not None:
-            found = self._model.guesses(0, lookup.text.tokens, step, self.num_pred_tokens)
-        return np.asarray(found, np.intc)
+        return np.asarray(lookup.guesses_or(self._model, 0, step, self.num_pred_tokens), np.intc)
 
     def _goes_on(self, lookup: Lookup, input_ids: NDArray[np.intc]) -> bool:
         return bool(np.array_equal(input_ids[: len(lookup.text)], lookup.text.tokens))

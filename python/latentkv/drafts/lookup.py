@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from latentkv.drafts.text import LONGEST, Text
 from latentkv.drafts.worth import Acceptance, Step
+
+if TYPE_CHECKING:
+    from latentkv.drafts.model import Drafter
 
 
 class Lookup:
@@ -42,6 +46,11 @@ class Lookup:
             return []
         left = self._source.tokens[self._next : self._next + most]
         return left[: step.count(self._acceptance.rate(self._length), len(left))]
+
+    def guesses_or(self, model: Drafter | None, seq: int, step: Step, most: int) -> list[int]:
+        """The same; where the text repeats nothing, what a smaller model guesses behind its sequence."""
+        found = self.guesses(step, most)
+        return found if found or model is None else model.guesses(seq, self.text.tokens, step, most)
 
     def _look(self) -> None:
         tail, self._length = self.text.tokens[-LONGEST:], 0

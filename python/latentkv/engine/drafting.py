@@ -49,11 +49,8 @@ class Drafting:
             job.lookup = Lookup(tokens, self._past.of(job.ticket.request.salt))
             if self.model is not None:
                 self.model.begin(slot.seq)
-        found = job.lookup.guesses(step, most)
-        if found or self.model is None:
-            return found
         try:
-            return self.model.guesses(slot.seq, job.lookup.text.tokens, step, most)
+            return job.lookup.guesses_or(self.model, slot.seq, step, most)
         except Exception as error:  # no answer needs guesses
             print(
                 f"warning: [-md] expected guesses; got {error}; there are none from now on", file=sys.stderr

@@ -20,7 +20,7 @@ Arena Rows::share_memory(int least_exact) {
             for (int side = 0; side < 2; side++) {
                 layer.offset[side] = first;
                 layer.page[side] = page;
-                first += static_cast<size_t>(page_slots) * static_cast<size_t>(layer.layout[side].row_bytes);
+                first += static_cast<size_t>(bytes_of_page(layer.layout[side].row_bytes));
             }
         }
     };

@@ -69,7 +69,7 @@ std::vector<std::pair<int, int>> runs_of(std::vector<int>& slots, int gap) {
 void add_runs(const LayerRows& layer, std::span<const std::pair<int, int>> runs, std::vector<ByteRange>& to) {
     for (int side = 0; side < 2; side++) {
         const auto bytes = static_cast<size_t>(layer.layout[side].row_bytes);
-        const bool in_one = layer.page[side] == static_cast<int64_t>(page_slots * bytes);
+        const bool in_one = layer.page[side] == bytes_of_page(layer.layout[side].row_bytes);
         for (const auto& [begin, end] : runs) {
             if (bytes == 0) continue;
             for (int first = begin, next = 0; first < end; first = next) {
@@ -147,7 +147,7 @@ RegionRows Rows::make_region(std::string name, int n_slots, const std::optional<
             layer.layout[side] = layer.plan[side].view();
             layer.offset[side] = offset;
             const size_t bytes = static_cast<size_t>(layer.layout[side].row_bytes) * rows;
-            layer.page[side] = int64_t{page_slots} * layer.layout[side].row_bytes;
+            layer.page[side] = bytes_of_page(layer.layout[side].row_bytes);
             layer.bytes += bytes;
             offset += bytes;
             region.bytes[side] += bytes;

@@ -51,7 +51,7 @@ ggml_status started(cudaError_t error, const ggml_tensor* node) {
 cuda::BlockArgs of_latents(const float* rows, int width, const int32_t* from, const cuda::RowTarget& to,
                            const int32_t* to_slot) {
     const auto row_bytes = int64_t{width} * static_cast<int64_t>(sizeof(float));
-    return {reinterpret_cast<const uint8_t*>(rows), page_slots * row_bytes, row_bytes, nullptr, 0, from, to, to_slot};
+    return {reinterpret_cast<const uint8_t*>(rows), bytes_of_page(row_bytes), row_bytes, nullptr, 0, from, to, to_slot};
 }
 
 // A recording of the whole step cannot contain ggml-cuda's recordings of its parts.

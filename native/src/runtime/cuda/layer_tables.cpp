@@ -249,7 +249,7 @@ void LayerTables::attach_full(const Model& model, const KvCache& cache, const Ro
                                           cache.placement().cells(r).capacity()};
             view.k = layer.whole.view();
             view.k_rows = to;
-            view.k_page = int64_t{page_slots} * view.k.row_bytes;
+            view.k_page = bytes_of_page(view.k.row_bytes);
             to += static_cast<size_t>(cache.placement().cells(r).capacity()) * static_cast<size_t>(view.k.row_bytes);
         }
         layer.full.regions[r] = region_args(layer, view, {whole, whole}, inputs.pos(r, 0), inputs.seq(r, 0));

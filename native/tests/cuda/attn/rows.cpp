@@ -20,7 +20,7 @@ struct DevicePlan {
 
 cuda::RowTarget target(const RowLayout& row, const DevicePlan& plan, const DeviceBuffer& k, const DeviceBuffer& v) {
     const auto* segments = plan.segments.as<SegmentLayout>();
-    const int64_t page = int64_t{page_slots} * row.row_bytes;
+    const int64_t page = bytes_of_page(row.row_bytes);
     return {0,    k.as<uint8_t>(), v.as<uint8_t>(), segments, segments, page,
             page, row.row_bytes,   row.row_bytes,   plan.n,   plan.n};
 }
@@ -283,7 +283,7 @@ void block_rows() {
                                     target(row, to_plan, k, v), to_slot, row);
         cuda::BlockArgs args{};
         args.rows = source_rows.as<uint8_t>();
-        args.page = int64_t{page_slots} * from.row_bytes;
+        args.page = bytes_of_page(from.row_bytes);
         args.row_bytes = from.row_bytes;
         args.segments = move.from.k_segments;
         args.n_segments = move.from.n_k_segments;
@@ -299,7 +299,7 @@ void block_rows() {
         store.with_v = 0;
         args.rows = values.as<uint8_t>();
         args.row_bytes = static_cast<int64_t>(width * sizeof(float));
-        args.page = page_slots * args.row_bytes;
+        args.page = bytes_of_page(args.row_bytes);
         args.segments = nullptr;
         args.from_slot = nullptr;
         cuda_check(cuda::store_rows(store, n, nullptr), "store_rows");

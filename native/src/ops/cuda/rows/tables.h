@@ -39,7 +39,7 @@ RegionArgs whole_region(int n_kv, int head_dim, Keep&& keep) {
     region.v_groups = keep(tables.v_groups);
     region.chunks = keep(tables.chunks);
     region.k_row_bytes = region.v_row_bytes = static_cast<uint32_t>(n_kv * head_dim * 2);
-    region.k_page = region.v_page = int64_t{page_slots} * region.k_row_bytes;
+    region.k_page = region.v_page = bytes_of_page(region.k_row_bytes);
     region.k_block = 1;
     return region;
 }

@@ -210,7 +210,7 @@ __device__ inline void set_up(const MlaArgs& p, const MlaSteps& steps, const Mla
         side.pitch = 0;
     } else if (is_k && p.mla.keys.as == MlaK::rows) {
         side.row_bytes = static_cast<uint32_t>(p.n_kv * p.head_dim * 2);
-        side.page = int64_t{page_slots} * side.row_bytes;
+        side.page = bytes_of_page(side.row_bytes);
         side.rows = p.mla.keys.rows + item.head_kv * p.head_dim * 2;
         side.first = of_region(n_slots.key_row);
         side.pitch = 0;
