@@ -57,7 +57,7 @@ PartBytes Attention::prepare(const Graph& graph, cudaStream_t stream) {
             const bool may_be_apart = params && params->n_tokens <= most_direct_tokens &&
                                       inputs_.own_steps(reads(layer, full), layer.in_ring).ends != nullptr;
             if (!full && params && chooser_.may_choose(node.row_layer, *params)) {
-                chooser_.prepare(node.row_layer, *params, stream);
+                chooser_.prepare(*params, stream);
                 hold(of[0], *plan(node, full, {.chosen = true}));
             }
             for (const bool apart : {false, true}) {

@@ -97,7 +97,7 @@ public:
         inputs_.attach(cache);
         warm_up_.attach(cache, model.hparams());
         layers_.attach(model, cache, ropes, constants, run, inputs_);
-        chooser_.attach(cache);
+        chooser_.attach(model, cache, constants);
         masses_.attach(cache);
     }
     void attach_exact(const Model& model, const KvCache& rows, const LayerCacheSpec& spec, int layer,

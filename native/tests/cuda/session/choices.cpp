@@ -114,9 +114,6 @@ void goes_on(const Asked& of, const File& file) {
 std::string refusal(const File& file, const lkv::SessionOptions& options, int n_gpu_layers = 99) {
     try {
         lkv::Session session(open(file, on_gpu(n_gpu_layers)), options);
-        const std::vector<int32_t> one = {0};
-        std::vector<float> logits(n_vocab);
-        session.decode(one, one, one, std::vector<uint8_t>{1}, logits.data());
     } catch (const std::exception& e) {
         return e.what();
     }

@@ -18,9 +18,6 @@ const char* refuses_choice(const LatentAttnParams& p, const Device& device) {
     if (p.softcap > 0.0f) return "scores with a soft cap";
     if (p.alibi_slopes != nullptr) return "scores with slopes";
     if (in_token_blocks(p.regions[0].k)) return "K in blocks of tokens";
-    if (p.v_b == nullptr && p.k_group == 1 && p.regions[0].k.groups[0].width == p.head_dim) {
-        return "full rows of K, whose channels are in no order of importance";
-    }
     if (is_one_row(p)) return "rows that are K and V";
     if (!side_has_units(p, &RegionView::k, side_blocks(p, &RegionView::k)))
         return "rows of K that are not in units of 32 channels";

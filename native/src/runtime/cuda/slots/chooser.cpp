@@ -17,9 +17,27 @@ constexpr int latest_tokens = 256;
          "; leave out --kv-read");
 }
 
+// What a kernel that chooses depends on, of a layer's rows that may be chosen from.
+LatentAttnParams described(const Model& model, const KvCache& cache, const GraphConstants& constants, int il) {
+    const HParams& h = model.hparams();
+    const LayerCacheSpec& spec = cache.rows().spec().layers[static_cast<size_t>(il)];
+    LatentAttnParams p{};
+    p.n_head = h.heads_of(il).n_head;
+    p.n_kv = h.heads_of(il).n_kv;
+    p.head_dim = h.heads_of(il).head_dim;
+    p.k_group = spec.k.group;
+    p.q_width = spec.k.rank_max();
+    p.softcap = h.block.attention_softcap;
+    p.alibi_slopes = constants.alibi_slopes.empty() ? nullptr : constants.alibi_slopes.data();
+    for (int r = 0; r < cache.placement().n_regions(); r++) {
+        if (!cache.rows().is_full(r, il)) p.regions[p.n_regions++] = cache.view(r, il);
+    }
+    return p;
+}
+
 }  // namespace
 
-void Chooser::attach(const KvCache& cache) {
+void Chooser::attach(const Model& model, const KvCache& cache, const GraphConstants& constants) {
     n_read_tokens_ = cache.options().kv_read;
     if (n_read_tokens_ == 0) return;
     const int middle = cache.placement().middle();
@@ -29,8 +47,13 @@ void Chooser::attach(const KvCache& cache) {
     for (int il = layers_.run().first_layer; il < layers_.run().end_layer; il++) {
         if (!cache.rows().has_rows(il) || cache.placement().in_ring(il)) continue;
         const LayerCacheSpec& spec = cache.rows().spec().layers[static_cast<size_t>(il)];
-        if (spec.k_path == KPath::rebuild || spec.key_of_value())
+        if (spec.k_path == KPath::rebuild || spec.key_of_value()) {
             refuse("keys that are made of their rows in each step");
+        }
+        if (spec.k_path == KPath::full) refuse("full rows of K, whose channels are in no order of importance");
+        const LatentAttnParams latents = described(model, cache, constants, il);
+        if (const char* const reason = refuses_choice(latents, device_)) refuse(reason);
+        layers_[il].scored = scored_units(latents);
         const RowLayout& k = cache.rows().k_layout(middle, il);
         DeviceMemory& means = means_[static_cast<size_t>(il)];
         means = DeviceMemory(cache.rows().mean_bytes(il));
@@ -76,9 +99,7 @@ void Chooser::begin(const KvCache& cache, const BatchSlots& batch, cudaStream_t 
           "means of steps");
 }
 
-void Chooser::prepare(int row_layer, const LatentAttnParams& latents, cudaStream_t stream) {
-    if (const char* const reason = refuses_choice(latents, device_)) refuse(reason);
-    layers_[row_layer].scored = scored_units(latents);
+void Chooser::prepare(const LatentAttnParams& latents, cudaStream_t stream) {
     const auto tokens = static_cast<size_t>(latents.n_tokens);
     const auto heads = static_cast<size_t>(latents.n_head);
     left_.hold(tokens, heads, static_cast<size_t>(capacity_), stream);

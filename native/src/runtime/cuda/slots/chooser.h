@@ -17,12 +17,12 @@ public:
     Chooser(LayerTables& layers, const StepInputs& inputs, const Device& device)
         : layers_(layers), inputs_(inputs), device_(device) {}
 
-    // Once, after the tables. Errors: as of prepare().
-    void attach(const KvCache& cache);
+    // Once, after the tables. Errors: Error where kernels cannot choose among a layer's rows.
+    void attach(const Model& model, const KvCache& cache, const GraphConstants& constants);
     // After the inputs of a step: means of the steps of slots whose tokens have changed.
     void begin(const KvCache& cache, const BatchSlots& batch, cudaStream_t stream);
-    // A graph was built, of which a layer's tokens may choose. Errors: Error where kernels cannot choose among its rows.
-    void prepare(int row_layer, const LatentAttnParams& latents, cudaStream_t stream);
+    // A graph was built, of which a layer's tokens may choose.
+    void prepare(const LatentAttnParams& latents, cudaStream_t stream);
 
     // Whether tokens of this layer's rows ever choose, and whether in this step: more tokens are compressed than they may read.
     bool may_choose(int row_layer, const LatentAttnParams& latents) const {
