@@ -53,6 +53,7 @@ ScoredUnits scored_units(const LatentAttnParams& params);
 // Whether the kernel's shared memory holds what it scores, of so many heads a group of K.
 bool scores_fit(const ScoredUnits& units, int heads, const Device& device);
 constexpr int most_choosing_heads = 256;
+constexpr int most_choosable_steps = 65535;  // counts have 16 bits
 
 // Thread blocks that score a token's steps, of one group of K.
 int parts_of_choice(const ChoiceArgs& args, const Device& device);

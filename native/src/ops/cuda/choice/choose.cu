@@ -186,6 +186,7 @@ cudaError_t choose_steps(const ChoiceArgs& args, const CutProblem* windows, cuda
     if (windows != nullptr) beside = *windows;
     if (args.capacity <= 4 * choose_threads) return launch_choose<4>(args, beside, stream);
     if (args.capacity <= 16 * choose_threads) return launch_choose<16>(args, beside, stream);
+    static_assert(most_choosable_steps < 64 * choose_threads);
     return launch_choose<64>(args, beside, stream);
 }
 

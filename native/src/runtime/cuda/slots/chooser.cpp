@@ -42,6 +42,7 @@ void Chooser::attach(const Model& model, const KvCache& cache, const GraphConsta
     if (n_read_tokens_ == 0) return;
     const int middle = cache.placement().middle();
     capacity_ = cache.placement().cells(middle).capacity() / step_slots;
+    if (capacity_ > most_choosable_steps) refuse("a context of more than 2,097,120 tokens");
     means_.resize(static_cast<size_t>(cache.placement().n_layers()));
     std::vector<AveragedRows> averaged;
     for (int il = layers_.run().first_layer; il < layers_.run().end_layer; il++) {
