@@ -72,7 +72,7 @@ def main() -> int:
         for each in sessions:
             decoded(each, 4)
         times: list[list[float]] = [[] for _ in caches]
-        read = [each.n_read() for each in sessions]
+        read = [each.rows_read() for each in sessions]
         for _ in range(args.turns):
             for at, each in enumerate(sessions):
                 times[at] += decoded(each, args.steps)
@@ -87,7 +87,7 @@ def main() -> int:
                 "median": 1e3 * float(np.median(times[at])),
                 "longest": 1e3 * float(np.max(times[at])),
                 "prompt": prompts[at],
-                "read": (sessions[at].n_read() - read[at]) / len(times[at]),
+                "read": (sessions[at].rows_read() - read[at]) / len(times[at]),
                 "megabytes": round(sessions[at].kv_bytes()["total"] / 1e6),
             }
             table.add(row)

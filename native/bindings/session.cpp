@@ -101,7 +101,7 @@ void bind_session(py::module_& module) {
         .def("n_cells_used", [](const PySession& s) { return s.session.placement().n_used(); })
         .def("n_cells_visited", [](const PySession& s) { return s.session.placement().n_visited(); })
         .def("kv_bytes", [](const PySession& s) { return kv_bytes_dict(s.session.cache().bytes()); })
-        .def("n_read", [](const PySession& s) { return s.session.n_read(); })
+        .def("rows_read", [](const PySession& s) { return s.session.rows_read(); })
         .def("compute_bytes", [](const PySession& s) { return s.session.compute_bytes(); })
         .def("prefill_bytes", [](const PySession& s) { return s.session.prefill_bytes(); })
         .def("state_bytes",

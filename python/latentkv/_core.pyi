@@ -268,7 +268,7 @@ class Session:
         """Context shift. Free and lossless where K is `rebuild`; refused with the reason elsewhere."""
     def seq_pos_min(self, seq: int) -> int: ...
     def seq_pos_max(self, seq: int) -> int: ...
-    def n_read(self) -> int:
+    def rows_read(self) -> int:
         """Compressed rows that decoded tokens have read by choice, of all layers (kv_read)."""
 
     def n_cells_visited(self) -> int:

@@ -139,10 +139,6 @@ KvBytes KvCache::bytes() const {
         total.cells += rows_.mean_bytes(il);
         total.per_token += static_cast<double>(rows_.mean_bytes(il));
     }
-    for (size_t i = 0; i < options_.runs.size(); i++) {
-        const LayerRun& run = options_.runs[i];
-        for (int il = run.first_layer; il < run.end_layer; il++) total.runs[i] += rows_.mean_bytes(il);
-    }
     const auto n_slots = static_cast<size_t>(states_.n_slots());
     total.states = n_slots * states_.slot_bytes();
     total.snapshots = states_.n_copies() * states_.slot_bytes();

@@ -63,9 +63,9 @@ std::string BatchRunner::implementation() const {
     return model_.gpu_asked() ? "fused cpu (cuda: " + model_.gpu_absent() + ")" : "fused cpu";
 }
 
-uint64_t BatchRunner::n_read() const {
+uint64_t BatchRunner::rows_read() const {
     uint64_t n = 0;
-    for (const PipelineStage& stage : stages_) n += stage.gpu != nullptr ? stage.gpu->n_read() : 0;
+    for (const PipelineStage& stage : stages_) n += stage.gpu != nullptr ? stage.gpu->rows_read() : 0;
     return n;
 }
 

@@ -52,8 +52,8 @@ public:
 
     // A lazy prefill, whose stage has all layers: begins a layer, runs ubatches of the prompt through it, and ends it.
     CacheDevice* device() const { return stages_.front().gpu.get(); }
-    // Gpu::n_read of all devices.
-    uint64_t n_read() const;
+    // Gpu::rows_read of all devices.
+    uint64_t rows_read() const;
     void begin_layer(int il, const ExactRows& exact);
     // targets: the tokens' slots in the cache; exact.batch.slots are theirs in the exact rows. hidden: [n_tokens, n_embd] before the
     // layer, and after it

@@ -50,7 +50,7 @@ public:
     // After a run, under eviction: adds what slots have gathered to the cache's masses.
     virtual void take_masses(KvCache& cache) = 0;
     // Slots of the middle that decoded tokens have chosen so far, of all layers (kv_read). Waits for the runs.
-    virtual uint64_t n_read() = 0;
+    virtual uint64_t rows_read() = 0;
     // Before each run: positions, sequences and slots of this batch, after the cache claimed them. For every cache that it stores into.
     virtual void begin(const KvCache& cache, const BatchSlots& batch) = 0;
     // A graph was built; what was recorded for the last one is dropped. Errors: Error when ggml's backend lacks one of its ops.

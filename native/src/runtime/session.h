@@ -56,7 +56,7 @@ public:
     void shift(int seq, const Positions& positions, int32_t delta);
 
     // Compressed rows that decoded tokens have read by choice, of all layers, so far (kv_read).
-    uint64_t n_read() const { return runner_.n_read(); }
+    uint64_t rows_read() const { return runner_.rows_read(); }
 
     size_t compute_bytes() const { return runner_.compute_bytes(); }
     size_t prefill_bytes() const { return lazy_prefill_.bytes(); }  // the most that a lazy prefill has taken

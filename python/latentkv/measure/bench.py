@@ -76,7 +76,7 @@ def measure(
         if not count:
             continue
         samples = []
-        read = session.n_read()
+        read = session.rows_read()
         for repetition in range(repetitions + 1):
             note(f"{test}{count} @ d{depth}, {name}, {repetition}/{repetitions}")
             begin = time.perf_counter()
@@ -98,7 +98,7 @@ def measure(
             samples,
             bytes_of["total"],
             bytes_of["per_token"],
-            (session.n_read() - read) / (count * (repetitions + 1)),
+            (session.rows_read() - read) / (count * (repetitions + 1)),
             dict(session.implementations),
         )
 

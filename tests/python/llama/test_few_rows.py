@@ -46,7 +46,7 @@ def test_bad_options_are_one_line(run: Any, latent_gguf: Path, words: tuple[Any,
 def test_llama_says_so_too(latent_gguf: Path) -> None:
     from latentkv import Llama
 
-    assert Llama(str(latent_gguf), n_ctx=64, kv_read=0, verbose=False).session.n_read() == 0
+    assert Llama(str(latent_gguf), n_ctx=64, kv_read=0, verbose=False).session.rows_read() == 0
     for wrong in (4096, 5, -1, "all"):
         with pytest.raises(LatentKVError, match=r"^\[kv_read\] expected "):
             Llama(str(latent_gguf), n_ctx=64, kv_read=wrong, verbose=False)  # type: ignore[arg-type]

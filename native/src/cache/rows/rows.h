@@ -146,7 +146,7 @@ public:
                                                    : layout(middle_, layer, value_side);
     }
 
-    // Of a row of K for every step of the middle, of a layer that may choose which it reads; copied 16 bytes at a time.
+    // A layer that may choose what it reads holds a row of K for every step of its middle; kernels copy 16 bytes at a time.
     size_t mean_bytes(int layer) const {
         if (options_.kv_read == 0 || !has_rows(layer) || in_ring_[static_cast<size_t>(layer)]) return 0;
         const auto n_steps = static_cast<size_t>(regions_[static_cast<size_t>(middle_)].n_slots / step_slots);

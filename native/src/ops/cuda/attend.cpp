@@ -31,14 +31,11 @@ void flatten(const LatentAttnParams& p, Problem& a) {
     a.n_regions = p.n_regions;
     a.rebuild = p.rebuilds() ? 1 : 0;
     a.k_extras = p.rebuilds() && (p.k_bias != nullptr || p.k_norm != nullptr) ? 1 : 0;
-    a.in_blocks = std::any_of(p.regions, p.regions + p.n_regions,
-                              [](const RegionView& region) { return lkv::in_token_blocks(region.k); })
-                      ? 1
-                      : 0;
-    a.scaled = std::any_of(p.regions, p.regions + p.n_regions,
-                           [](const RegionView& region) { return lkv::has_group_scales(region.k); })
-                   ? 1
-                   : 0;
+    const auto any_k = [&](bool (*is)(const RowLayout&)) {
+        return std::any_of(p.regions, p.regions + p.n_regions, [&](const RegionView& region) { return is(region.k); });
+    };
+    a.in_blocks = any_k(lkv::in_token_blocks) ? 1 : 0;
+    a.scaled = any_k(lkv::has_group_scales) ? 1 : 0;
     a.k_blocks = side_blocks(p, &RegionView::k);
     a.v_blocks = side_blocks(p, &RegionView::v);
     a.kind = common_kind(p, a.k_blocks, a.v_blocks);

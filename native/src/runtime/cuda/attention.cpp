@@ -125,7 +125,7 @@ const Plan* Attention::plan(const AttentionNode& node, bool full) {
     const bool alone = !full && begins_with_windows(layer) && inputs_.middle_context(false) == 0;
     if (!full && node.latents && chooser_.is_active() && chooser_.may_choose(node.row_layer, *node.latents)) {
         const Plan* const chosen = plan(node, full, {.chosen = true});
-        if (chosen == nullptr || chooses(*chosen)) return chosen;  // else no kernel reads lists of so many tokens' rows
+        if (chooses(*chosen)) return chosen;  // else no kernel reads lists of so many tokens' rows
     }
     return plan(node, full, {.apart = inputs_.apart(reads(layer, full), layer.in_ring), .windows_alone = alone});
 }
@@ -281,17 +281,14 @@ cudaError_t Attention::begin_latents(const ggml_tensor* dst, const AttentionNode
 cudaError_t Attention::end_latents(const ggml_tensor* dst, const AttentionNode& node, cudaStream_t stream) {
     if (!node.latents) return cudaSuccess;
     const Plan args = latent_args(dst, node);
-    const Sinks& sinks = layers_[node.row_layer].sinks;
-    cudaError_t error = cudaSuccess;
-    if (!node.full) {
-        if (chooses(args)) error = chooser_.score(args, node.row_layer, false, stream);
-        if (chooses(args) && error == cudaSuccess) error = chooser_.choose(nullptr, stream);
-        return error == cudaSuccess ? attend_alone(args, sinks, stream) : error;
-    }
-    const Plan full = run_args(dst, node, true);
-    if (chooses(args)) error = chooser_.choose(&full, stream);
-    if (chooses(args) && error == cudaSuccess) error = begin_beside(args, stream);
-    return error == cudaSuccess ? end_beside(args, full, stream) : error;
+    const bool chosen = chooses(args);
+    std::optional<Plan> full;
+    if (node.full) full = run_args(dst, node, true);
+    cudaError_t error = chosen && !full ? chooser_.score(args, node.row_layer, false, stream) : cudaSuccess;
+    if (chosen && error == cudaSuccess) error = chooser_.choose(full ? &*full : nullptr, stream);
+    if (error == cudaSuccess && !full) return attend_alone(args, layers_[node.row_layer].sinks, stream);
+    if (chosen && error == cudaSuccess) error = begin_beside(args, stream);
+    return error == cudaSuccess ? end_beside(args, *full, stream) : error;
 }
 
 }  // namespace lkv::cuda

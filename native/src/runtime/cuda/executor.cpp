@@ -130,9 +130,9 @@ public:
         enter();
         masses_.take(cache, main_.stream());
     }
-    uint64_t n_read() override {
+    uint64_t rows_read() override {
         enter();
-        return chooser_.n_read();
+        return chooser_.rows_read();
     }
     void begin(const KvCache& cache, const BatchSlots& batch) override {
         enter();

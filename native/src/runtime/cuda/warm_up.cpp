@@ -11,8 +11,8 @@
 namespace lkv::cuda {
 
 void WarmUp::attach(const KvCache& cache, const HParams& h) {
-    std::vector<int32_t> one_slot(max_regions,
-                                  0);  // of every region that has any, from the first on; and of the middle
+    // every region that has a slot, from the first on, then the middle alone
+    std::vector<int32_t> one_slot(max_regions, 0);
     for (int r = 0; r < cache.placement().n_regions(); r++) {
         one_slot[static_cast<size_t>(r)] = std::min(1, cache.placement().cells(r).capacity());
     }

@@ -17,7 +17,6 @@ struct Sought {
     int n_kv, rep, group, rank, n_past;
     std::vector<SegmentSpec> segments;
     int n_seq = 1;
-    std::vector<int32_t> q_seq{};  // in place of one token a sequence
     bool permute = false;
     int always_last = 0;
     bool windows = false;  // weights of exact windows beside
@@ -56,7 +55,6 @@ class Choosing {
 public:
     explicit Choosing(const Sought& of, unsigned seed)
         : of_(of), case_(shape_of(of, seed)), device_(case_.params, limits(of), of.n_seq > 1), p_(case_.params) {
-        if (!of.q_seq.empty()) fail_unless_one_token_a_sequence();
         const RegionView& region = p_.regions[0];
         n_steps_ = (region.n_slots + step_slots - 1) / step_slots;
         if (of.alike) case_.params.scale = device_.args.scale = 0.0F;
@@ -90,7 +88,6 @@ public:
             CHECK_MSG(least > -INFINITY, name + ": a step that the token does not see");
             CHECK_MSG(least >= most - 0.02,
                       name + ": a step of weight 2^" + std::to_string(least) + " for one of 2^" + std::to_string(most));
-            n_left_out_ += n < seen ? 1 : 0;
         }
         const uint64_t want = static_cast<uint64_t>(std::accumulate(ends_.begin(), ends_.end(), 0)) * step_slots;
         CHECK_MSG(n_read_ == want, name + ": another number of slots read");
@@ -119,7 +116,6 @@ private:
         if (of.small) device.shared_bytes = 99 * 1024;
         return device;
     }
-    void fail_unless_one_token_a_sequence() { case_.params.q_seq = of_.q_seq.data(); }
     int capacity() const { return n_steps_ + 3; }
     bool sees(int t, int slot) const {
         const RegionView& region = p_.regions[0];
@@ -198,13 +194,14 @@ private:
         args.estimates = device_.keep(std::vector<float>(steps * heads, NAN));
         args.sums = device_.keep(std::vector<float2>(n * cuda::most_parts * heads, float2{NAN, NAN}));
         args.weights = device_.keep(std::vector<float>(steps, NAN));
-        args.done = device_.keep(std::vector<uint32_t>(n, 0));
+        const DeviceBuffer counted(std::vector<uint32_t>(n, 0));
+        args.done = counted.as<uint32_t>();
         const DeviceBuffer ends(std::vector<int32_t>(n, -1));
         const DeviceBuffer list(std::vector<int32_t>(steps, -1));
         const DeviceBuffer read(std::vector<uint64_t>{0});
         args.ends = ends.as<int32_t>();
         args.steps = list.as<int32_t>();
-        args.n_read = read.as<uint64_t>();
+        args.rows_read = read.as<uint64_t>();
         cuda::CutProblem windows = device_.args;
         windows.apart = 0;
         windows.n_split = 1;
@@ -220,7 +217,7 @@ private:
         ends_ = ends.download<int32_t>();
         steps_ = list.download<int32_t>();
         n_read_ = read.download<uint64_t>()[0];
-        for (const uint32_t done : DeviceBuffer(std::vector<uint32_t>(n, 0)).download<uint32_t>()) CHECK(done == 0);
+        for (const uint32_t done : counted.download<uint32_t>()) CHECK(done == 0);
     }
 
     std::vector<double> weights(int t) const {
@@ -274,7 +271,6 @@ private:
     std::vector<float> windows_;
     std::vector<int32_t> ends_, steps_;
     uint64_t n_read_ = 0;
-    mutable int n_left_out_ = 0;
 };
 
 void choice() {
@@ -285,15 +281,15 @@ void choice() {
         {"eight heads", 4, 2, 4, 256, 700, falling},
         {"32 heads of one group", 8, 4, 8, 256, 900, scaled},
         {"40 heads, two blocks", 4, 10, 4, 256, 500, scaled},
-        {"two groups, any order", 4, 3, 2, 256, 600, scaled, 1, {}, true},
+        {"two groups, any order", 4, 3, 2, 256, 600, scaled, 1, true},
         {"fewer steps than are kept", 2, 2, 2, 256, 90, falling},
-        {"beside windows", 4, 4, 4, 256, 700, scaled, 1, {}, false, 0, true},
-        {"the latest anyway", 4, 2, 4, 256, 700, falling, 1, {}, false, 60},
-        {"three sequences", 4, 2, 4, 256, 300, falling, 3, {}, true},
-        {"little shared memory", 4, 4, 4, 256, 700, falling, 1, {}, false, 0, false, true},
-        {"in one part, which takes two passes", 4, 2, 4, 256, 1200, scaled, 1, {}, false, 0, false, false, 1},
-        {"in many parts", 4, 2, 4, 256, 700, falling, 1, {}, false, 0, false, false, 40},
-        {"all alike", 4, 2, 4, 256, 700, falling, 1, {}, false, 0, false, false, 0, true},
+        {"beside windows", 4, 4, 4, 256, 700, scaled, 1, false, 0, true},
+        {"the latest anyway", 4, 2, 4, 256, 700, falling, 1, false, 60},
+        {"three sequences", 4, 2, 4, 256, 300, falling, 3, true},
+        {"little shared memory", 4, 4, 4, 256, 700, falling, 1, false, 0, false, true},
+        {"in one part, which takes two passes", 4, 2, 4, 256, 1200, scaled, 1, false, 0, false, false, 1},
+        {"in many parts", 4, 2, 4, 256, 700, falling, 1, false, 0, false, false, 40},
+        {"all alike", 4, 2, 4, 256, 700, falling, 1, false, 0, false, false, 0, true},
         {"no unit for the means", 4, 4, 4, 128, 700, {{q8, 32}}},
     };
     // wider than shared memory

@@ -28,7 +28,7 @@ public:
     // Slots that are read by choice from here on.
     uint64_t read() {
         const uint64_t before = read_;
-        read_ = session.n_read();
+        read_ = session.rows_read();
         return read_ - before;
     }
 
@@ -71,7 +71,7 @@ void counts(const Asked& of, const File& file) {
     }
     few.run(5);
     CHECK_MSG(few.read() == layers * 5 * n_kept, of.name + ": five tokens at once");
-    CHECK(all.session.n_read() == 0);
+    CHECK(all.session.rows_read() == 0);
 }
 
 // Sequences that are short read all that is theirs, whatever others hold.

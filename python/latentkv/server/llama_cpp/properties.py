@@ -170,7 +170,7 @@ def _slots(scheduler: Scheduler) -> list[dict[str, Any]]:
 def _cache(scheduler: Scheduler) -> dict[str, Any]:
     session = scheduler.session
     shown = session.kv_bytes() | {"n_ctx": session.n_ctx, "n_used": session.n_cells_used()}
-    if read := session.n_read():
+    if read := session.rows_read():
         shown["rows_read"] = read
     store = scheduler.store
     if store is None:

@@ -26,7 +26,7 @@ struct ScoredUnits {
     int32_t mean_bytes;  // of the widest group
 };
 
-// Of a problem of one region, with its queries.
+// What a choice among the steps of a problem of one region is made from, with its queries.
 struct ChoiceArgs : Problem {
     const uint8_t* means;  // [steps] rows like K's (average_steps)
     ScoredUnits units;
@@ -41,9 +41,9 @@ struct ChoiceArgs : Problem {
     float* weights;    // [n_tokens, capacity] the largest of a step's estimates, relative to the heads' sums
     uint32_t* done;    // [n_tokens] 0 between launches
 
-    int32_t* ends;     // [n_tokens] steps that are read
-    int32_t* steps;    // [n_tokens, capacity] which, ascending
-    uint64_t* n_read;  // grows by the slots of the steps that tokens read
+    int32_t* ends;        // [n_tokens] steps that are read
+    int32_t* steps;       // [n_tokens, capacity] which, ascending
+    uint64_t* rows_read;  // grows by the slots of the steps that tokens read
 };
 
 // Why the kernels cannot choose among such rows on this device, or null.

@@ -99,13 +99,7 @@ __device__ __forceinline__ uint32_t sum_up(uint32_t x, int turn, ChooseShared& o
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int warp = static_cast<int>(threadIdx.x) / 32;
     const uint32_t all = sum_up(x, turn, own);
-    uint32_t until = x;
-#pragma unroll
-    for (int o = 1; o < 32; o *= 2) {
-        const uint32_t other = __shfl_sync(0xffffffffu, until, max(lane - o, 0));
-        if (lane >= o) until += other;
-    }
-    before = until - x + __reduce_add_sync(0xffffffffu, lane < warp ? own.counts[turn][lane] : 0u);
+    before = warp_prefix(x, lane) - x + __reduce_add_sync(0xffffffffu, lane < warp ? own.counts[turn][lane] : 0u);
     return all;
 }
 static_assert(choose_warps == 32);
@@ -168,7 +162,7 @@ __global__ void __launch_bounds__(choose_threads)
     }
     if (thread != 0) return;
     p.ends[token] = static_cast<int32_t>(higher + n_equal);
-    atomicAdd(reinterpret_cast<unsigned long long*>(p.n_read),
+    atomicAdd(reinterpret_cast<unsigned long long*>(p.rows_read),
               static_cast<unsigned long long>(higher + n_equal) * step_slots);
 }
 

@@ -77,8 +77,7 @@ __device__ void load_score_queries(const ChoiceArgs& p, const ScoreRows& rows, i
         const auto* const from = reinterpret_cast<const float4*>(q + (exists ? row * p.q_width + channel : 0));
         float4 of[2] = {from[0], from[1]};
         if (!exists) of[0] = of[1] = float4{};
-        queries[i] = make_uint4(bits(__floats2half2_rn(of[0].x, of[0].z)), bits(__floats2half2_rn(of[0].y, of[0].w)),
-                                bits(__floats2half2_rn(of[1].x, of[1].z)), bits(__floats2half2_rn(of[1].y, of[1].w)));
+        queries[i] = query_pairs(of);
     }
 }
 

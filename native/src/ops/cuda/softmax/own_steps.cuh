@@ -58,13 +58,7 @@ struct ApartShare {
 #pragma unroll
         for (int k = 0; k < apart_turns; k++) {
             const int own = 32 * k + lane < p.n_tokens ? shares.parts(p, shares.counts[k]) : 0;
-            int until = own;
-#pragma unroll
-            for (int o = 1; o < 32; o *= 2) {
-                const int before = __shfl_sync(0xffffffffu, until, max(lane - o, 0));
-                if (lane >= o) until += before;
-            }
-            until += first;
+            const int until = first + warp_prefix(own, lane);
             const uint32_t behind = __ballot_sync(0xffffffffu, until > index);
             first = __shfl_sync(0xffffffffu, until, 31);
             if (behind == 0 || part >= 0) continue;

@@ -116,6 +116,17 @@ private:
     }
 };
 
+// The sum of x over the lanes up to this one.
+template <class T>
+__device__ __forceinline__ T warp_prefix(T x, int lane) {
+#pragma unroll
+    for (int o = 1; o < 32; o *= 2) {
+        const T before = __shfl_sync(0xffffffffu, x, max(lane - o, 0));
+        if (lane >= o) x += before;
+    }
+    return x;
+}
+
 // Sums are of weights relative to a maximum that may be this many powers of two too low: it rarely moves, and f16 holds it.
 constexpr float stale_max = 8.0f;
 

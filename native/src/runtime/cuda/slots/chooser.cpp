@@ -38,8 +38,8 @@ LatentAttnParams described(const Model& model, const KvCache& cache, const Graph
 }  // namespace
 
 void Chooser::attach(const Model& model, const KvCache& cache, const GraphConstants& constants) {
-    n_read_tokens_ = cache.options().kv_read;
-    if (n_read_tokens_ == 0) return;
+    kv_read_ = cache.options().kv_read;
+    if (kv_read_ == 0) return;
     const int middle = cache.placement().middle();
     capacity_ = cache.placement().cells(middle).capacity() / step_slots;
     if (capacity_ > most_choosable_steps) refuse("a context of more than 2,097,120 tokens");
@@ -66,7 +66,7 @@ void Chooser::attach(const Model& model, const KvCache& cache, const GraphConsta
     n_averaged_ = static_cast<int>(averaged.size());
     changed_ = DeviceMemory(static_cast<size_t>(capacity_) * sizeof(int32_t));
     for (auto& pinned : pinned_) pinned = std::make_unique<PinnedMemory>(changed_.bytes());
-    left_.n_read = DeviceMemory::of(std::vector<uint64_t>{0});
+    left_.rows_read = DeviceMemory::of(std::vector<uint64_t>{0});
     left_.ends = DeviceMemory(most_direct_tokens * sizeof(int32_t));
     left_.steps =
         DeviceMemory(static_cast<size_t>(most_direct_tokens) * static_cast<size_t>(capacity_) * sizeof(int32_t));
@@ -77,7 +77,7 @@ void Chooser::begin(const KvCache& cache, const BatchSlots& batch, cudaStream_t 
     const auto n = static_cast<int>(batch.pos.size());
     const int middle = cache.placement().middle();
     const Cells& cells = cache.placement().cells(middle);
-    if (n_averaged_ == 0 || n > most_direct_tokens || cells.n_used() <= n_read_tokens_) return;
+    if (n_averaged_ == 0 || n > most_direct_tokens || cells.n_used() <= kv_read_) return;
     active_ = true;
     std::vector<int32_t> steps = cells.changed_steps(since_);
     steps.insert(steps.end(), unwritten_.begin(), unwritten_.end());
@@ -120,7 +120,7 @@ void Chooser::Left::hold(size_t n_tokens, size_t n_heads, size_t n_steps, cudaSt
     grow(done, n_tokens * sizeof(uint32_t));
     grow(ends, n_tokens * sizeof(int32_t));
     grow(steps, n_tokens * n_steps * sizeof(int32_t));
-    grow(n_read, sizeof(uint64_t));
+    grow(rows_read, sizeof(uint64_t));
 }
 
 void Chooser::Left::lend(ChoiceArgs& args) const {
@@ -130,7 +130,7 @@ void Chooser::Left::lend(ChoiceArgs& args) const {
     args.done = done.as<uint32_t>();
     args.ends = ends.as<int32_t>();
     args.steps = steps.as<int32_t>();
-    args.n_read = n_read.as<uint64_t>();
+    args.rows_read = rows_read.as<uint64_t>();
 }
 
 ChoiceArgs Chooser::args_of(const Plan& attention, int row_layer) const {
@@ -139,7 +139,7 @@ ChoiceArgs Chooser::args_of(const Plan& attention, int row_layer) const {
     args.own = {};
     args.means = means_[static_cast<size_t>(row_layer)].as<uint8_t>();
     args.units = layers_[row_layer].scored;
-    args.n_keep = n_read_tokens_ / step_slots;
+    args.n_keep = kv_read_ / step_slots;
     return args;
 }
 
@@ -167,11 +167,11 @@ cudaError_t Chooser::warm_up(const Plan& attention, int row_layer, cudaStream_t 
     return error == cudaSuccess ? choose_steps(args, nullptr, stream) : error;
 }
 
-uint64_t Chooser::n_read() const {
+uint64_t Chooser::rows_read() const {
     if (n_averaged_ == 0) return 0;
     uint64_t n = 0;
     check(cudaDeviceSynchronize(), "the device");
-    check(cudaMemcpy(&n, left_.n_read.as<void>(), sizeof n, cudaMemcpyDeviceToHost), "a copy of a count");
+    check(cudaMemcpy(&n, left_.rows_read.as<void>(), sizeof n, cudaMemcpyDeviceToHost), "a copy of a count");
     return n;
 }
 

@@ -40,14 +40,14 @@ public:
     cudaError_t warm_up(const Plan& attention, int row_layer, cudaStream_t stream) const;
 
     // Slots of the middle that all layers' tokens have chosen so far. Waits for the device.
-    uint64_t n_read() const;
+    uint64_t rows_read() const;
 
 private:
     LayerTables& layers_;
     const StepInputs& inputs_;
     const Device& device_;
-    int n_read_tokens_ = 0;  // tokens that may be read; 0: all
-    int capacity_ = 0;       // steps of the middle
+    int kv_read_ = 0;   // tokens that may be read; 0: all
+    int capacity_ = 0;  // steps of the middle
     bool active_ = false;
     std::vector<DeviceMemory> means_;  // of every layer, in rows like K's; none of those that read all
     DeviceMemory averaged_;            // AveragedRows of those that have some
@@ -62,7 +62,7 @@ private:
 
     // What a choice leaves.
     struct Left {
-        DeviceMemory estimates, sums, weights, done, ends, steps, n_read;
+        DeviceMemory estimates, sums, weights, done, ends, steps, rows_read;
 
         void hold(size_t n_tokens, size_t n_heads, size_t n_steps, cudaStream_t stream);
         void lend(ChoiceArgs& args) const;

@@ -140,12 +140,7 @@ __device__ inline void share_out(const MlaUnit* units, int n_units, uint8_t (&bo
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const MlaUnit unit = units[lane];
     const int cost = lane < n_units ? cost_of(unit, lane == 0 || units[lane - 1].kind != unit.kind) : 0;
-    int until = cost;
-#pragma unroll
-    for (int o = 1; o < 32; o *= 2) {
-        const int before = __shfl_sync(0xffffffffu, until, max(lane - o, 0));
-        if (lane >= o) until += before;
-    }
+    const int until = warp_prefix(cost, lane);
     const int all = __shfl_sync(0xffffffffu, until, 31);
     const int middle = lane < n_units ? 2 * until - cost : 4 * all;  // doubled
 #pragma unroll

@@ -8,6 +8,12 @@
 
 namespace lkv::cuda {
 
+// Eight channels of a query row as the four pairs that KeyReader names.
+__device__ __forceinline__ uint4 query_pairs(const float4 (&of)[2]) {
+    return make_uint4(bits(__floats2half2_rn(of[0].x, of[0].z)), bits(__floats2half2_rn(of[0].y, of[0].w)),
+                      bits(__floats2half2_rn(of[1].x, of[1].z)), bits(__floats2half2_rn(of[1].y, of[1].w)));
+}
+
 // The thread block's query rows as operand b of scores: lane 4n + t has of row n the four pairs of channels that KeyReader names.
 template <int NT>
 __device__ void load_queries(const MlaArgs& p, const MlaShared& own, uint4* queries) {
@@ -34,11 +40,8 @@ __device__ void load_queries(const MlaArgs& p, const MlaShared& own, uint4* quer
 #pragma unroll
         for (int k = 0; k < at_once; k++) {
             const int i = i0 + k * mla_threads;
-            const float4(&of)[2] = x[k];
             if (i >= n) break;
-            queries[i] =
-                make_uint4(bits(__floats2half2_rn(of[0].x, of[0].z)), bits(__floats2half2_rn(of[0].y, of[0].w)),
-                           bits(__floats2half2_rn(of[1].x, of[1].z)), bits(__floats2half2_rn(of[1].y, of[1].w)));
+            queries[i] = query_pairs(x[k]);
         }
     }
 }
