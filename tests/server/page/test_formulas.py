@@ -57,7 +57,8 @@ def test_formulas_are_set_and_copied_as_what_they_were(page: Any) -> None:
     expect(answer.locator(".katex")).to_have_count(2)
     expect(answer.locator(".katex-display")).to_have_count(1)
     expect(answer.locator("mfrac")).to_have_count(1)
-    page.wait_for_function("document.fonts.check('16px KaTeX_Main')")
+    # awaited in the page, as its policy lets no test ask again by eval
+    assert page.evaluate("document.fonts.load('16px KaTeX_Main').then((faces) => faces.length)") > 0
     assert answer.locator("annotation").all_text_contents() == ["\\frac{1}{2}", "x^2"]
 
 
