@@ -189,7 +189,7 @@ def test_blocks_behind_the_layers_are_copied(
     )
     assert GgufSource(with_more).spec.n_layer == 4
     assert main([str(with_more), "-o", str(tmp_path / "out.gguf"), *NONE]) == 0
-    assert "1 block behind the 4 layers (multi-token prediction): left as they are" in capsys.readouterr().err
+    assert "1 block behind the 4 layers (multi-token prediction): kept as they are" in capsys.readouterr().err
     found = tensors(tmp_path / "out.gguf")
     assert all(np.array_equal(found[name], array) for name, array in own.items())
     assert keys(tmp_path / "out.gguf")["qwen35.block_count"] == 5

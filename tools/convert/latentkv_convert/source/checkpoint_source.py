@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..errors import ConvertError
 from ..ir import F32, SIDES, ModelSpec, TensorRole
-from . import archs, recurrent, unread
+from . import archs, mtp, recurrent, unread
 from .archs import mla
 from .checkpoint import Checkpoint
 from .source import Stored
@@ -46,7 +46,8 @@ class CheckpointSource:
 
     def __init__(self, directory: Path, pre: str | None = None) -> None:
         self.checkpoint = Checkpoint(directory)
-        self.spec: ModelSpec = archs.model_spec(self.checkpoint.config)
+        described = archs.model_spec(self.checkpoint.config)
+        self.spec: ModelSpec = mtp.with_layer(described, self.checkpoint)
         self._vocabulary = CheckpointVocabulary(directory, archs.text_part(self.checkpoint.config), pre)
         recurrent.check_pattern(self.spec, "config.json", self.has)
         check_shapes(self.checkpoint, self.spec)

@@ -134,7 +134,7 @@ class GgufSource:
         if not gguf_model.behind(self._parts, self.spec):
             return ""
         blocks = f"{n_blocks} block{'s' * (n_blocks > 1)} behind the {self.spec.n_layer} layers"
-        return f"{blocks} (multi-token prediction): left as they are, and not used"
+        return f"{blocks} (multi-token prediction): kept as they are, for --spec-type draft-mtp"
 
     def keys(self) -> Mapping[str, Any]:
         """All keys of the file, except those of how it was split and aligned."""

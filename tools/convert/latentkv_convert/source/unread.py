@@ -11,6 +11,7 @@ import numpy as np
 
 from ..errors import ConvertError
 from ..ir import ModelSpec
+from . import mtp
 from .checkpoint import Checkpoint
 from .layouts import fp8
 
@@ -35,6 +36,7 @@ def note(checkpoint: Checkpoint, spec: ModelSpec, config: Mapping[str, Any], rea
     unread = [name for name in unread if not _is_shared(name, spec)]
     if all(role.target != "output.weight" for role in spec.global_tensors):
         unread = [name for name in unread if not _is_tied(checkpoint, spec, name)]
+    unread = [name for name in unread if name not in mtp.doubles(spec)]
     guesses = [name for name in unread if _GUESSES.match(name) or _is_behind(name, spec, config)]
     senses = [name for name in unread if _SENSES.match(name)]
     others = [name for name in unread if name not in {*guesses, *senses}]
