@@ -29,7 +29,8 @@ inline pybind11::str text(std::string_view s) {
 // Element i of a value that is no string.
 pybind11::object gguf_number(const lkv::GgufValue& value, size_t i);
 
-pybind11::dict kv_bytes_dict(const lkv::KvBytes& bytes);
+// guesses: of a session's own cache for them.
+pybind11::dict kv_bytes_dict(const lkv::KvBytes& bytes, size_t guesses = 0);
 
 // Errors: TypeError for a keyword that is no option, or a value of another type.
 lkv::SessionOptions session_options(const char* function, const pybind11::kwargs& given);

@@ -13,6 +13,7 @@
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
 #include "gguf/content_hash.h"
+#include "model/mtp.h"
 
 namespace py = pybind11;
 
@@ -86,6 +87,7 @@ PYBIND11_MODULE(_core, module) {
         "set_log_level", [](int level) { lkv::set_log_level(static_cast<lkv::LogLevel>(level)); }, py::arg("level"));
     module.attr("LEFT_ALONE") = lkv::left_alone;
     module.attr("MOST_GUESSES") = lkv::most_guesses;
+    module.attr("MTP_GUESSES") = lkv::mtp_guesses;
     module.attr("STATE_SLOTS") = +lkv::SequenceState::slots_of_sequence;
     module.attr("DEMOTION_BATCH") = lkv::demotion_batch;
     module.def(

@@ -196,9 +196,10 @@ py::dict forecast(const Model& model, int n_ctx, const std::optional<std::vector
 
 }  // namespace
 
-py::dict kv_bytes_dict(const lkv::KvBytes& bytes) {
+py::dict kv_bytes_dict(const lkv::KvBytes& bytes, size_t guesses) {
     py::dict out;
-    out["total"] = bytes.total();
+    out["total"] = bytes.total() + guesses;
+    out["guesses"] = guesses;
     out["k"] = bytes.k;
     out["v"] = bytes.v;
     out["cells"] = bytes.cells;

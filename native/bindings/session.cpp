@@ -4,6 +4,7 @@
 #include "bindings.h"
 #include "gil.h"
 #include "py_session.h"
+#include "runtime/mtp/guesser.h"
 
 namespace py = pybind11;
 using lkv::Positions;
@@ -66,21 +67,21 @@ void bind_session(py::module_& module) {
         .def("interrupt", [](PySession& s) { s.interrupted = true; })
         // In a child of fork(): the parent's other thread was in the middle of a call, so that not even freeing it is safe.
         .def("leave", [](PySession& s) { s.left = true; })
-        .def("clear", [](PySession& s) { s.session.cache().clear(); })
+        .def("clear", [](PySession& s) { s.session.clear(); })
         .def(
             "seq_rm",
             [](PySession& s, int seq, int32_t p0, int32_t p1) {
-                return s.session.cache().remove(seq, Positions::between(p0, p1));
+                return s.session.remove(seq, Positions::between(p0, p1));
             },
             py::arg("seq"), py::arg("p0") = -1, py::arg("p1") = -1)
         .def(
             "seq_cp",
             [](PySession& s, int src, int dst, int32_t p0, int32_t p1) {
-                s.session.cache().copy(src, dst, Positions::between(p0, p1));
+                s.session.copy(src, dst, Positions::between(p0, p1));
             },
             py::arg("src"), py::arg("dst"), py::arg("p0") = -1, py::arg("p1") = -1)
         .def(
-            "seq_keep", [](PySession& s, int seq) { s.session.cache().keep(seq); }, py::arg("seq"))
+            "seq_keep", [](PySession& s, int seq) { s.session.keep(seq); }, py::arg("seq"))
         .def(
             "seq_add",
             [](PySession& s, int seq, int32_t p0, int32_t p1, int32_t delta) {
@@ -100,7 +101,21 @@ void bind_session(py::module_& module) {
             "require_room", [](const PySession& s, size_t n) { s.session.placement().check_room(n); }, py::arg("n"))
         .def("n_cells_used", [](const PySession& s) { return s.session.placement().n_used(); })
         .def("n_cells_visited", [](const PySession& s) { return s.session.placement().n_visited(); })
-        .def("kv_bytes", [](const PySession& s) { return kv_bytes_dict(s.session.cache().bytes()); })
+        .def("kv_bytes",
+             [](const PySession& s) {
+                 const lkv::Guesser* const guesser = s.session.guesser();
+                 return kv_bytes_dict(s.session.cache().bytes(), guesser == nullptr ? 0 : guesser->cache_bytes());
+             })
+        .def_property_readonly(
+            "guess_cost",
+            [](const PySession& s) { return s.session.guesser() == nullptr ? 0.0 : s.session.guesser()->cost(); })
+        .def(
+            "guess",
+            [](PySession& s, int seq, int32_t token, int most, float sure) {
+                const Unlocked unlocked;
+                return s.session.guess(seq, token, most, sure);
+            },
+            py::arg("seq"), py::arg("token"), py::arg("most"), py::arg("sure") = 0.0F)
         .def("rows_read", [](const PySession& s) { return s.session.rows_read(); })
         .def("compute_bytes", [](const PySession& s) { return s.session.compute_bytes(); })
         .def("prefill_bytes", [](const PySession& s) { return s.session.prefill_bytes(); })

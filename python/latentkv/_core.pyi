@@ -48,6 +48,7 @@ def stored_rows(
 
 LEFT_ALONE: int  # free bytes of a device that no plan takes
 MOST_GUESSES: int  # n_guesses of a session
+MTP_GUESSES: int  # of a model's own layers, at once
 STATE_SLOTS: int  # states that recurrent layers hold of a sequence, beside those of guesses
 DEMOTION_BATCH: int  # recent tokens that are compressed at once
 
@@ -268,6 +269,13 @@ class Session:
         """Context shift. Free and lossless where K is `rebuild`; refused with the reason elsewhere."""
     def seq_pos_min(self, seq: int) -> int: ...
     def seq_pos_max(self, seq: int) -> int: ...
+    @property
+    def guess_cost(self) -> float:
+        """What one guess of the model's own layers takes, in tokens of the model; 0: the session has none."""
+    def guess(self, seq: int, token: int, most: int, sure: float = 0.0) -> list[int]:
+        """Tokens that may follow `token`, which comes next in the sequence, `most` at most: the likeliest
+        ones, up to the first that is less likely than `sure`. Nothing where the latest tokens were not
+        computed here, as after a state was restored. With mtp=True."""
     def rows_read(self) -> int:
         """Compressed rows that decoded tokens have read by choice, of all layers (kv_read)."""
 
@@ -280,15 +288,16 @@ class Session:
         """Cells that no new token can take: those of tokens, and what is left of broken blocks."""
     # bytes
     def kv_bytes(self) -> dict[str, Any]:
-        """Allocated bytes: {"total", "k", "v", "cells", "states": of recurrent layers, "snapshots": copies of
-        states, as many as there are now, "snapshots_most", "per_token": float, "f16_per_token": float,
-        "f16_total": of f16's rows and cells for the whole context, "share": of f16's bytes per token, float,
-        "n_cells": tokens of the context, "cell_bytes": of one cell, "regions": [{"name", "slots", "used",
-        "k", "v"}], "layer_slots": [int], "all_exact", "exact_at": [int]}; used: slots that hold a token,
-        under eviction in the layer that has most, and of recent more than slots where it grows; layer_slots:
-        of every layer those of its compressed rows, fewer where it has a sliding window or evicts; per_token:
-        of the context, at n_ctx; all_exact: tokens up to which all of a single sequence are exact, exact_at:
-        how many are at a quarter, a half and all of the context."""
+        """Allocated bytes: {"total", "guesses": of layers that guess, "k", "v", "cells", "states": of
+        recurrent layers, "snapshots": copies of states, as many as there are now, "snapshots_most",
+        "per_token": float, "f16_per_token": float, "f16_total": of f16's rows and cells for the whole
+        context, "share": of f16's bytes per token, float, "n_cells": tokens of the context, "cell_bytes": of
+        one cell, "regions": [{"name", "slots", "used", "k", "v"}], "layer_slots": [int], "all_exact",
+        "exact_at": [int]}; used: slots that hold a token, under eviction in the layer that has most, and of
+        recent more than slots where it grows; layer_slots: of every layer those of its compressed rows,
+        fewer where it has a sliding window or evicts; per_token: of the context, at n_ctx; all_exact: tokens
+        up to which all of a single sequence are exact, exact_at: how many are at a quarter, a half and all
+        of the context."""
     def compute_bytes(self) -> int: ...
     def prefill_bytes(self) -> int:
         """The most that a lazy prefill has taken so far, freed since: one layer's exact rows and the hidden

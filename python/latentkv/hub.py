@@ -24,13 +24,13 @@ _UNLIKELY = re.compile(rf"[/._-]({_GUESSES})[._-]", re.IGNORECASE)  # a whole mo
 _TIMEOUT = 10.0  # seconds for the list of a repository's files
 
 
-def split_name(text: str) -> tuple[str, str]:
+def split_name(text: str, flag: str = "-hf") -> tuple[str, str]:
     """`user/repo:quant` -> (repo, quant); without one, an empty string."""
     repo, _, quant = text.partition(":")
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repo) or (
         ":" in text and not re.fullmatch(r"[\w.-]+", quant)
     ):
-        raise expected("-hf", "user/repo or user/repo:quant", repr(text))
+        raise expected(flag, "user/repo or user/repo:quant", repr(text))
     return repo, quant
 
 

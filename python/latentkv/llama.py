@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from latentkv import _core, compat, hub, ranges
 from latentkv.chat.template import ChatTemplate, require_built_in, template_of
+from latentkv.drafts.adaptive import with_own_layers
 from latentkv.errors import LatentKVError, NoAttribute, absent, expected
 from latentkv.generate.calls import OpenAICalls
 from latentkv.generate.chat import openai_objects
@@ -65,6 +67,8 @@ class Llama(OpenAICalls):
             sequence (-1 = as the file asks). `kv_sink` and `kv_recent` are their row formats ("" = the
             file's, else f16). fixed_window: exact are these alone; else others too, while there is room.
         kv_read: on a GPU, compressed tokens that a layer reads for a decoded token (0 = all).
+        mtp: guesses tokens ahead by the file's own layers for that, and by what the text repeats, in place of
+            a draft_model.
         evict: a policy by which each layer evicts tokens: "h2o", "keyformer" or "snapkv". keep_tokens: what a
             layer keeps of a sequence, exact tokens included: a number, or "50%" of its context.
         prefill: "lazy": a prompt that starts the cache attends to exact K and V; "eager": to the compressed
@@ -130,6 +134,7 @@ class Llama(OpenAICalls):
         recent_ratio: float = -1.0,
         fixed_window: bool = False,
         kv_read: int = 0,
+        mtp: bool = False,
         evict: str = "",
         keep_tokens: int | str = "",
         prefill: str = "",
@@ -150,6 +155,8 @@ class Llama(OpenAICalls):
         if last_n_tokens_size is not None:
             ranges.PENALTY_WINDOW.check("last_n_tokens_size", last_n_tokens_size)
         self.verbose = verbose
+        if mtp and draft_model is not None:
+            raise expected("mtp", "no draft_model beside it", "both")
         self.draft_model = draft_model
         self.spm_infill = spm_infill
         n_batch = ranges.N_BATCH.check("n_batch", n_batch)
@@ -160,6 +167,8 @@ class Llama(OpenAICalls):
         usual = self.recommended.get("penalty_last_n", SamplingOptions.penalty_last_n)
         self.last_n_tokens_size: int = usual if last_n_tokens_size is None else last_n_tokens_size
         self.evaluator = Evaluator(opened.session, n_batch, logits_all, opened.reopen)
+        if mtp and opened.session is not None:
+            self.draft_model = with_own_layers(partial(getattr, self.evaluator, "session"))
         self.cache: BaseLlamaCache | None = None
         self._template: ChatTemplate | None = None
         self._template_choice = (chat_format, chat_template)  # a built-in one's name, a source

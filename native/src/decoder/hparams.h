@@ -31,7 +31,9 @@ struct HParams {
     BlockDescription block;
 
     int n_layer = 0;
-    int n_mtp = 0;  // layers after those, which guess further tokens: nothing here reads them
+    int n_mtp = 0;              // layers after those, which guess further tokens (model/mtp.h)
+    int first_block = 0;        // the number that the file gives to the first layer
+    bool reads_states = false;  // tokens come with the hidden state of the one before
     int n_embd = 0;
     int n_ff = 0;            // of one expert, if the model has experts
     std::vector<int> n_ffs;  // of every layer, in models without experts

@@ -36,7 +36,7 @@ private:
     int end_layer() const { return shape_.end_layer < 0 ? h_.n_layer : shape_.end_layer; }
     bool has_rope() const;
     bool has_recurrence() const;
-    ggml_tensor* input(ggml_type type, int64_t ne0, int64_t ne1, const char* name);
+    ggml_tensor* input(ggml_type type, int64_t ne0, int64_t ne1, const char* name) const;
     ggml_tensor* begin();
     ggml_tensor* embedded();
     // What tokens bring to a layer, [n_embd_layer, n_tokens], and how it is added after the FFN.
@@ -60,7 +60,10 @@ private:
         return layer.output_scale == nullptr ? x : ggml_mul(ctx_, x, layer.output_scale);
     }
     ggml_tensor* layer(Branches& branches, ggml_tensor* x, int il);
-    ggml_tensor* output(ggml_tensor* x) const;
+    // Whether only rows of wanted tokens leave the layer.
+    bool narrows(int il) const { return il == h_.n_layer - 1 && !shape_.all_states; }
+    ggml_tensor* joined(ggml_tensor* token) const;
+    ggml_tensor* output(ggml_tensor* x);
 
     const GraphSources& from_;
     const Model& model_;
@@ -73,7 +76,7 @@ private:
     ggml_tensor* token_parts_ = nullptr;  // [n_embd_layer, n_tokens, n_layer]
 };
 
-ggml_tensor* Builder::input(ggml_type type, int64_t ne0, int64_t ne1, const char* name) {
+ggml_tensor* Builder::input(ggml_type type, int64_t ne0, int64_t ne1, const char* name) const {
     ggml_tensor* const t = ggml_new_tensor_2d(ctx_, type, ne0, ne1);
     ggml_set_input(t);
     ggml_set_name(t, name);
@@ -114,7 +117,17 @@ ggml_tensor* Builder::begin() {
         return graph_.hidden_in;
     }
     ggml_tensor* const x = embedded();
+    if (h_.reads_states) return joined(x);
     return learned ? ggml_add(ctx_, x, ggml_get_rows(ctx_, model_.position_embd(), graph_.positions)) : x;
+}
+
+// A token and the hidden state of the one before it, both normed, as what a layer reads that guesses.
+ggml_tensor* Builder::joined(ggml_tensor* token) const {
+    graph_.hidden_in = input(GGML_TYPE_F32, h_.n_embd, shape_.n_tokens, "hidden");
+    const MtpWeights& mtp = model_.mtp();
+    ggml_tensor* const both = ggml_concat(ctx_, ops_.norm(token, mtp.token_norm, nullptr),
+                                          ops_.norm(graph_.hidden_in, mtp.state_norm, nullptr), 0);
+    return ops_.linear(both, mtp.input, nullptr);
 }
 
 // [n_embd, n_tokens]
@@ -151,7 +164,7 @@ ggml_tensor* Builder::with_token_part(ggml_tensor* x, const LayerWeights& layer,
     if (layer.token_gate == nullptr) return x;
     ggml_tensor* part = ggml_view_2d(ctx_, token_parts_, token_parts_->ne[0], token_parts_->ne[1], token_parts_->nb[1],
                                      static_cast<size_t>(il) * token_parts_->nb[2]);
-    if (il == h_.n_layer - 1 && graph_.out_ids != nullptr) part = ggml_get_rows(ctx_, part, graph_.out_ids);
+    if (narrows(il) && graph_.out_ids != nullptr) part = ggml_get_rows(ctx_, part, graph_.out_ids);
     ggml_tensor* const gate = activated(ctx_, h_.block.activation, ggml_mul_mat(ctx_, layer.token_gate, x));
     ggml_tensor* const y = ggml_mul_mat(ctx_, layer.token_proj, ggml_mul(ctx_, gate, part));
     return ggml_add(ctx_, x, ops_.norm(y, layer.token_norm, nullptr));
@@ -187,7 +200,7 @@ ggml_tensor* Builder::added(ggml_tensor* x, ggml_tensor* branch, ggml_tensor* po
 // The hidden state after a layer; null after the last one where only its rows are wanted.
 ggml_tensor* Builder::layer(Branches& branches, ggml_tensor* x, int il) {
     const LayerWeights& weights = model_.layers()[static_cast<size_t>(il)];
-    const bool is_last = il == h_.n_layer - 1;
+    const bool is_last = narrows(il);
     if (h_.mixer(il) == Mixer::none) {
         if (is_last && shape_.n_outputs == 0) return nullptr;
         if (is_last && graph_.out_ids != nullptr) x = ggml_get_rows(ctx_, x, graph_.out_ids);
@@ -218,8 +231,15 @@ ggml_tensor* Builder::layer(Branches& branches, ggml_tensor* x, int il) {
 }
 
 // Hidden states to logits, or to the states after the last norm.
-ggml_tensor* Builder::output(ggml_tensor* x) const {
+ggml_tensor* Builder::output(ggml_tensor* x) {
     x = ops_.norm(x, model_.output_norm(), model_.output_norm_bias());
+    if (shape_.all_states) {
+        graph_.states = x;
+        ggml_set_output(x);
+        ggml_build_forward_expand(graph_.nodes, x);
+        if (shape_.n_outputs == 0) return nullptr;
+        if (graph_.out_ids != nullptr) x = ggml_get_rows(ctx_, x, graph_.out_ids);
+    }
     if (shape_.result == Result::states) return x;
     x = ops_.scaled(ops_.linear(x, model_.output(), model_.output_bias()), h_.block.logit_scale);
     const float cap = h_.block.logit_softcap;
@@ -240,6 +260,7 @@ void Builder::build() {
     }
     ggml_tensor*& result = ends ? graph_.result : graph_.hidden_out;
     result = ends ? output(x) : x;
+    if (result == nullptr) return;
     ggml_set_output(result);
     ggml_build_forward_expand(graph_.nodes, result);
 }
@@ -271,7 +292,7 @@ std::unique_ptr<Graph> build_graph(const Model& model, KvCache& cache, const Rop
     Builder(from, *graph).build();
     if (!factors.empty()) {
         graph->nodes = with_factors(graph->context.get(), graph->nodes, factors, n_nodes, graph->roles,
-                                    {&graph->result, &graph->hidden_out});
+                                    {&graph->result, &graph->states, &graph->hidden_out});
     }
     return graph;
 }

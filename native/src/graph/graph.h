@@ -28,9 +28,9 @@ struct Graph {
     ggml_tensor* embeddings = nullptr;  // f32 [n_embd, n_tokens], there instead: the host looks the rows up
     ggml_tensor* layer_embeddings =
         nullptr;  // f32 [n_embd_layer · n_layer, n_tokens], null where tokens bring nothing to layers
-    ggml_tensor* hidden_in = nullptr;     // f32 [n_embd, n_tokens], null in a graph that begins with the embedding
-    ggml_tensor* hidden_out = nullptr;    // f32 [n_embd, n_tokens], null in a graph that ends with the last layer
-    ggml_tensor* positions = nullptr;     // i32 [n_tokens], null where no op reads them
+    ggml_tensor* hidden_in = nullptr;   // f32 [n_embd, n_tokens], null in a graph that begins with the embedding alone
+    ggml_tensor* hidden_out = nullptr;  // f32 [n_embd, n_tokens], null in a graph that ends with the last layer
+    ggml_tensor* positions = nullptr;   // i32 [n_tokens], null where no op reads them
     ggml_tensor* temperatures = nullptr;  // f32 [n_tokens], factors of queries, null where queries have none
     ggml_tensor* out_ids = nullptr;       // i32 [n_outputs], null when every token is wanted
     ggml_tensor* states_from =
@@ -38,6 +38,7 @@ struct Graph {
     ggml_tensor* states_to =
         nullptr;  // i64 [n_seqs · n_states], slots that they write: all last states, then those before
     ggml_tensor* result = nullptr;  // f32 [n_vocab or n_embd, n_outputs], null when n_outputs = 0
+    ggml_tensor* states = nullptr;  // f32 [n_embd, n_tokens] of all tokens, null where they are not asked for
     ReferenceInputs reference;
     ReferenceInputs ring_reference;         // for layers whose middle is in the ring
     std::vector<ReferenceInputs> evicting;  // one per layer if some layers evict, each with its own slots
@@ -63,6 +64,7 @@ struct GraphShape {
     int n_states = 1;  // with recurrent layers: states that are kept of a sequence, after each of its last tokens
     int n_outputs = 1;
     Result result = Result::logits;
+    bool all_states = false;  // beside the result, of every token
     int n_threads = 1;
     bool fused = true;
     bool on_gpu = false;

@@ -104,13 +104,14 @@ WeightFactors FileTensors::factors() const {
     return found;
 }
 
-std::string FileTensors::unread_bias(int n_layer) const {
+std::string FileTensors::unread_bias(int first, int n_layer) const {
     for (const ggml_tensor* const tensor : all()) {
         const std::string name = tensor->name;
         int layer = -1;
         int end = 0;
         if (!name.ends_with(".bias") || read_.contains(tensor)) continue;
-        if (std::sscanf(name.c_str(), "blk.%d.%n", &layer, &end) != 1 || layer >= n_layer) continue;
+        if (std::sscanf(name.c_str(), "blk.%d.%n", &layer, &end) != 1) continue;
+        if (layer < first || layer >= first + n_layer) continue;
         const std::string role = name.substr(static_cast<size_t>(end));
         if (!role.starts_with("attn_k.") && !role.starts_with("attn_v.") && !role.starts_with("attn_qkv.")) return name;
     }

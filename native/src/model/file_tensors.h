@@ -31,9 +31,9 @@ public:
 
     // Factors (NVFP4) of the weights that were asked for. Errors: Error for another shape.
     WeightFactors factors() const;
-    // A bias of the first n_layer layers that nobody asked for, though results need it; "": none. K's and V's are left out, as a sidecar
+    // A bias of n_layer layers from the first one on that nobody asked for, though results need it; "": none. K's and V's are left out, as a sidecar
     // replaces them.
-    std::string unread_bias(int n_layer) const;
+    std::string unread_bias(int first, int n_layer) const;
 
     std::vector<ggml_tensor*> all() const;
     bool was_asked_for(const ggml_tensor* tensor) const { return read_.contains(tensor); }

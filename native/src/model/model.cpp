@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <numeric>
 
 #include "base/error.h"
 #include "base/log.h"
 #include "devices/gpus.h"
 #include "ggml-cpu.h"
 #include "gguf/content_hash.h"
+#include "model/mtp.h"
 #include "model/older_mla.h"
 #include "model/placing.h"
 #include "model/sidecar.h"
@@ -17,23 +19,35 @@
 namespace lkv {
 
 Model::Model(const std::string& path, const ModelOptions& options)
-    : path_(path), options_(options), file_(open_model_file(path, options.latent_path, options.use_mmap)) {
+    : path_(path),
+      options_(options),
+      file_(std::make_shared<GgufFile>(open_model_file(path, options.latent_path, options.use_mmap))) {
     if (!options.vocab_only) {
-        hparams_ = read_hparams(file_);
+        hparams_ = read_hparams(*file_);
     }
-    vocab_ = Vocab::from(file_);
+    vocab_ = Vocab::from(*file_);
     if (options.vocab_only) {
         return;
     }
-    cache_spec_ = read_cache_spec(file_, hparams_);
+    cache_spec_ = read_cache_spec(*file_, hparams_);
     if (vocab_ && vocab_->n_tokens() > hparams_.n_vocab) {
         fail("gguf", "expected at most ", hparams_.n_vocab, " tokens, the rows of token_embd.weight; got ",
              vocab_->n_tokens());
     }
-    if (hparams_.has_mla()) host_copies_ = split_mla_factors(file_, hparams_.mla, hparams_.n_head);
+    if (hparams_.has_mla()) host_copies_ = split_mla_factors(*file_, hparams_.mla, hparams_.n_head);
     if (!options.latent_path.empty()) {
-        fit_base_tensors(file_, hparams_, cache_spec_);
+        fit_base_tensors(*file_, hparams_, cache_spec_);
     }
+    load_tensors();
+}
+
+Model::Model(const std::shared_ptr<const Model>& whole)
+    : path_(whole->path_),
+      options_(whole->options_),
+      file_(whole->file_),
+      hparams_(mtp_hparams(whole->hparams_)),
+      whole_(whole),
+      cache_spec_(full_rows(hparams_)) {
     load_tensors();
 }
 
@@ -44,7 +58,7 @@ Model::~Model() {
 
 uint64_t Model::content_fingerprint() const {
     std::call_once(fingerprint_once_,
-                   [this] { fingerprint_ = std::stoull(content_hash(file_).substr(0, 16), nullptr, 16); });
+                   [this] { fingerprint_ = std::stoull(content_hash(*file_).substr(0, 16), nullptr, 16); });
     return fingerprint_;
 }
 
@@ -65,8 +79,7 @@ TokenTable table_of(const ggml_tensor& weight) {
 
 }  // namespace
 
-void Model::load_tensors() {
-    tensors_ = FileTensors(file_, path_);
+void Model::load_ends() {
     const HParams& h = hparams_;
     token_embd_ = tensors_.need("token_embd.weight", {h.n_embd, h.n_vocab});
     const bool learned = h.block.position == Position::learned;
@@ -87,12 +100,37 @@ void Model::load_tensors() {
     if (output_ == nullptr) {
         output_ = token_embd_;  // tied
     }
+}
+
+void Model::load_mtp_ends() {
+    const HParams& h = hparams_;
+    const std::string own = "blk." + std::to_string(h.first_block) + ".nextn.";
+    mtp_.token_norm = tensors_.need(own + "enorm.weight", {h.n_embd});
+    mtp_.state_norm = tensors_.need(own + "hnorm.weight", {h.n_embd});
+    mtp_.input = tensors_.need(own + "eh_proj.weight", {2 * int64_t{h.n_embd}, h.n_embd});
+    token_embd_ = tensors_.optional(own + "embed_tokens.weight", {h.n_embd, h.n_vocab});
+    if (token_embd_ == nullptr) token_embd_ = tensors_.need("token_embd.weight", {h.n_embd, h.n_vocab});
+    output_norm_ = tensors_.optional(own + "shared_head_norm.weight", {h.n_embd});
+    if (output_norm_ == nullptr) output_norm_ = tensors_.need("output_norm.weight", {h.n_embd});
+    output_ = tensors_.optional(own + "shared_head_head.weight", {h.n_embd, h.n_vocab});
+    if (output_ != nullptr) return;
+    output_ = whole_->output_;  // once in a GPU's memory
+    output_bias_ = whole_->output_bias_;
+}
+
+void Model::load_tensors() {
+    tensors_ = FileTensors(*file_, path_);
+    const HParams& h = hparams_;
+    whole_ == nullptr ? load_ends() : load_mtp_ends();
     for (int il = 0; il < h.n_layer; il++) {
         layers_.push_back(load_layer(tensors_, h, cache_spec_.layers[static_cast<size_t>(il)], il));
         factor_bytes_ += lkv::factor_bytes(layers_.back());
     }
     weight_factors_ = tensors_.factors();
-    if (const std::string name = tensors_.unread_bias(h.n_layer); !name.empty()) {
+    if (whole_ != nullptr && whole_->weight_factors_.contains(output_)) {
+        weight_factors_[output_] = whole_->weight_factors_.at(output_);
+    }
+    if (const std::string name = tensors_.unread_bias(h.first_block, h.n_layer); !name.empty()) {
         fail("gguf", "expected tensors of the ", h.architecture, " architecture; got ", name);
     }
     token_rows_ = table_of(*token_embd_);
@@ -140,7 +178,8 @@ int Model::count_wanted_gpus() {
 
 void Model::place_weights() {
     const auto free = [this](int gpu) { return describe_only() ? size_t{1} : gpu_bytes(gpu).free; };
-    runs_ = place_layers(hparams_.n_layer, options_.gpu, count_wanted_gpus(), free);
+    runs_ = whole_ != nullptr ? std::vector<LayerRun>{{whole_->runs_.back().gpu, 0, hparams_.n_layer}}
+                              : place_layers(hparams_.n_layer, options_.gpu, count_wanted_gpus(), free);
     if (!on_one_device() && (hparams_.shares_rows() || hparams_.n_embd_layer > 0)) {
         const char* const why =
             hparams_.shares_rows() ? "some read the K and V of others" : "tokens bring numbers to each";
@@ -188,12 +227,14 @@ void Model::warn_if_gpu_absent() const {
 }
 
 const LayerRun* Model::run_of(const ggml_tensor* weight) const {
+    if (whole_ != nullptr && (weight == token_embd_ || !tensors_.was_asked_for(weight))) return nullptr;
     if (weight == token_embd_ && output_ != token_embd_) return on_gpu() ? nullptr : &runs_.front();
     if (weight == layer_embd_) return on_gpu() ? nullptr : &runs_.front();
     if (weight == position_embd_) return &runs_.front();
     int layer = 0;
     if (std::sscanf(weight->name, "blk.%d.", &layer) != 1) return &runs_.back();
-    if (layer >= hparams_.n_layer) return nullptr;  // nothing reads it
+    layer -= hparams_.first_block;
+    if (layer < 0 || layer >= hparams_.n_layer) return nullptr;  // nothing reads it
     const auto found =
         std::find_if(runs_.begin(), runs_.end(), [&](const LayerRun& run) { return layer < run.end_layer; });
     return found == runs_.end() ? &runs_.back() : &*found;
@@ -231,6 +272,14 @@ std::vector<size_t> Model::resident_bytes() const {
         bytes.front() += (l.k_b.size() + l.v_b.size()) * sizeof(float);
     }
     return bytes;
+}
+
+double Model::cost() const {
+    const auto all = [](const std::vector<size_t>& bytes) {
+        return static_cast<double>(std::accumulate(bytes.begin(), bytes.end(), size_t{0}));
+    };
+    const double shared = output_ == whole_->output_ ? static_cast<double>(ggml_nbytes(output_)) : 0.0;
+    return (all(resident_bytes()) + shared) / all(whole_->resident_bytes());
 }
 
 namespace {

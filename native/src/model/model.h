@@ -44,10 +44,13 @@ class Model {
 public:
     // Errors: Error for a file that cannot be read, is refused (docs/gguf.md), or lacks a tensor; a sidecar of another one.
     Model(const std::string& path, const ModelOptions& options);
+    // What guesses further tokens in a model's file (model/mtp.h), on the device of its last layers. Embeddings and output are the
+    // model's, where the file has no others for it. Errors: Error where the file has nothing of the kind.
+    explicit Model(const std::shared_ptr<const Model>& whole);
     ~Model();
 
     const std::string& path() const { return path_; }
-    const GgufFile& file() const { return file_; }
+    const GgufFile& file() const { return *file_; }
     const HParams& hparams() const { return hparams_; }
     const CacheSpec& cache_spec() const { return cache_spec_; }
     const Vocab& vocab() const;  // Error when the file has no tokenizer
@@ -82,6 +85,7 @@ public:
     ggml_tensor* output() const { return output_; }
     ggml_tensor* output_bias() const { return output_bias_; }
     const std::vector<LayerWeights>& layers() const { return layers_; }
+    const MtpWeights& mtp() const { return mtp_; }
 
     // Hash of the weights (gguf/content_hash.h), a sidecar's included; computed on first use.
     uint64_t content_fingerprint() const;
@@ -93,6 +97,8 @@ public:
     // by channel beside the weights.
     std::vector<size_t> resident_bytes() const;
     size_t factor_bytes() const { return factor_bytes_; }  // A, B, E and their biases
+    // Where this guesses for another model: what one token of it takes, in tokens of the other.
+    double cost() const;
     int64_t n_params() const { return tensors_.n_params(); }
 
 private:
@@ -100,6 +106,8 @@ private:
     mutable uint64_t fingerprint_ = 0;
 
     void load_tensors();
+    void load_ends();      // what comes before the first layer and after the last
+    void load_mtp_ends();  // the same, where those are of another model
     void place_weights();
     // The run that a weight belongs to; null: only the host uses it, to look up tokens, or nothing does.
     const LayerRun* run_of(const ggml_tensor* weight) const;
@@ -112,8 +120,9 @@ private:
     std::string path_;
     ModelOptions options_;
     mutable std::once_flag gpu_warning_once_;
-    GgufFile file_;
+    std::shared_ptr<GgufFile> file_;
     HParams hparams_;
+    std::shared_ptr<const Model> whole_;  // whose file this guesses for, else null
     CacheSpec cache_spec_;
     std::optional<Vocab> vocab_;
     FileTensors tensors_;
@@ -127,6 +136,7 @@ private:
     TokenTable token_rows_;  // token_embd's
     TokenTable layer_rows_;  // layer_embd's
     std::vector<LayerWeights> layers_;
+    MtpWeights mtp_;
     ggml_tensor* token_embd_ = nullptr;
     ggml_tensor* position_embd_ = nullptr;
     ggml_tensor* layer_embd_ = nullptr;

@@ -36,7 +36,7 @@ public:
           n_ff_(hparams.n_ffs.empty() ? 0 : hparams.n_ffs[static_cast<size_t>(il)]),
           attends_(hparams.attends(il)),
           has_experts_(hparams.has_experts(il)),
-          blk_("blk." + std::to_string(il) + ".") {}
+          blk_("blk." + std::to_string(hparams.first_block + il) + ".") {}
 
     LayerWeights load() {
         load_norms();

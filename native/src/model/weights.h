@@ -104,6 +104,13 @@ struct LayerWeights {
     std::vector<float> sink_values;
 };
 
+// What makes the input of a layer that guesses, of a token and the hidden state before it (model/mtp.h).
+struct MtpWeights {
+    ggml_tensor* token_norm = nullptr;  // [n_embd]
+    ggml_tensor* state_norm = nullptr;  // [n_embd]
+    ggml_tensor* input = nullptr;       // [2·n_embd, n_embd], of both, normed, the token first
+};
+
 // Errors: Error for a tensor that is missing, of another shape or of a type that ggml cannot compute with.
 LayerWeights load_layer(const FileTensors& tensors, const HParams& hparams, const LayerCacheSpec& spec, int il);
 

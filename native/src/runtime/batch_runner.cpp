@@ -85,6 +85,7 @@ GraphShape BatchRunner::graph_shape(const Ubatch& ubatch, const KvCache& rows) c
     shape.n_tokens = static_cast<int>(ubatch.tokens.size());
     shape.n_outputs = static_cast<int>(ubatch.out_ids.size());
     shape.result = ubatch.result;
+    shape.all_states = ubatch.states_after != nullptr;
     shape.n_threads = shape.n_tokens == 1 ? n_threads_ : n_threads_batch_;
     shape.fused = fused_;
     const int middle = rows.placement().middle();
@@ -162,7 +163,10 @@ void BatchRunner::compute(const Ubatch& ubatch, const GraphShape& all, float* ro
         compute(stage, ubatch, {*cache_, batch_});
         before = &stage;
     }
-    for (const PipelineStage& stage : stages_) stage.get_result(stage.graph->result, rows);
+    for (const PipelineStage& stage : stages_) {
+        stage.get_result(stage.graph->result, rows);
+        if (stage.graph->states != nullptr) stage.get_result(stage.graph->states, ubatch.states_after);
+    }
 }
 
 void BatchRunner::begin_layer(int il, const ExactRows& exact) {
@@ -232,6 +236,9 @@ void BatchRunner::compute(PipelineStage& stage, const Ubatch& ubatch, const Rows
         std::vector<float> brought(static_cast<size_t>(ggml_nelements(graph.layer_embeddings)));
         model_.embed_layers(ubatch.tokens, brought.data());
         stage.set_input(graph.layer_embeddings, brought.data(), brought.size() * sizeof(float));
+    }
+    if (ubatch.states_before != nullptr) {
+        stage.set_input(graph.hidden_in, ubatch.states_before, ggml_nbytes(graph.hidden_in));
     }
     stage.set_input(graph.tokens, ubatch.tokens.data(), ubatch.tokens.size_bytes());
     stage.set_input(graph.positions, ubatch.pos.data(), ubatch.pos.size_bytes());

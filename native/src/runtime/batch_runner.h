@@ -22,6 +22,8 @@ struct Ubatch {
     std::span<const int32_t> seq;
     std::span<const int32_t> out_ids;  // indices of those whose results are wanted
     Result result = Result::logits;
+    const float* states_before = nullptr;  // [n_tokens, n_embd] of the tokens before these, where the model reads them
+    float* states_after = nullptr;         // [n_tokens, n_embd] after the last norm; null: not wanted
 };
 
 // Asked for [n, n_vocab or n_embd] floats.

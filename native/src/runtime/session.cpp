@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "devices/gpus.h"
+#include "runtime/mtp/guesser.h"
 #include "runtime/plan/rotation.h"
 
 namespace lkv {
@@ -40,7 +41,15 @@ size_t free_on_gpu(int gpu) { return gpu_bytes(gpu).free; }
 }  // namespace
 
 Session::Session(const std::shared_ptr<const Model>& model, const SessionOptions& options)
-    : Session{runnable(model, options), resolve(*model, options, free_on_gpu)} {}
+    : Session{runnable(model, options), resolve(*model, options, free_on_gpu)} {
+    if (!options.mtp) return;
+    if (prefill_ == Prefill::lazy) {
+        fail("mtp", "expected prompts that are compressed as they come; got --prefill lazy");
+    }
+    guesser_ = std::make_unique<Guesser>(model, options);
+}
+
+Session::~Session() = default;
 
 Session::Session(std::shared_ptr<const Model> model, const SessionPlan& plan)
     : model_(std::move(model)),
@@ -93,7 +102,7 @@ void Session::decode(std::span<const int32_t> tokens, std::span<const int32_t> p
 void Session::decode(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
                      std::span<const uint8_t> output, const ResultRoom& room,
                      const std::function<void()>& between_ubatches, std::span<const uint8_t> guessed, Result result,
-                     const std::function<bool()>& stop) {
+                     const std::function<bool()>& stop, const BatchStates& states) {
     check_batch(tokens, pos, seq);
     const StopBetweenNodes stops(runner_.cpu(), cache_.placement().eviction() == nullptr ? &stop : nullptr);
     check_guesses(seq, guessed);
@@ -108,8 +117,16 @@ void Session::decode(std::span<const int32_t> tokens, std::span<const int32_t> p
         const std::vector<int32_t> out_ids = wanted(output.subspan(first, n));
         const std::span<const uint8_t> own = guessed.empty() ? guessed : guessed.subspan(first, n);
         for (size_t i = 0; i < own.size(); i++) guesses[static_cast<size_t>(seq[first + i])] += own[i];
-        runner_.run({tokens.subspan(first, n), pos.subspan(first, n), seq.subspan(first, n), out_ids, result}, ubatch,
-                    guesses_of_runs(own, ubatch), room(out_ids.size()));
+        Ubatch run{tokens.subspan(first, n), pos.subspan(first, n), seq.subspan(first, n), out_ids, result};
+        const size_t at = first * static_cast<size_t>(model_->hparams().n_embd);
+        if (states.before != nullptr) run.states_before = states.before + at;
+        if (states.after != nullptr) run.states_after = states.after + at;
+        if (guesser_ != nullptr) {
+            followed_.resize(n * static_cast<size_t>(model_->hparams().n_embd));
+            run.states_after = followed_.data();
+        }
+        runner_.run(run, ubatch, guesses_of_runs(own, ubatch), room(out_ids.size()));
+        if (guesser_ != nullptr) guesser_->follow(run, followed_.data());
         if (cache_.states().is_used()) runner_.keep_snapshots(ubatch);
         cache_.demote(guesses);
         if (between_ubatches) {
@@ -144,6 +161,47 @@ EqualRuns Session::next_ubatch(std::span<const int32_t> seq, std::span<const uin
     return cache_.states().is_used() ? first_equal_runs(seq, output, limit) : EqualRuns{limit, 1, false};
 }
 
+bool Session::remove(int seq, const Positions& positions) {
+    if (!cache_.remove(seq, positions)) return false;
+    if (guesser_ != nullptr) guesser_->remove(seq, positions);
+    return true;
+}
+
+void Session::copy(int src, int dst, const Positions& positions) {
+    cache_.copy(src, dst, positions);
+    if (guesser_ != nullptr) guesser_->copy(src, dst, positions);
+}
+
+void Session::keep(int seq) {
+    cache_.keep(seq);
+    if (guesser_ != nullptr) guesser_->keep(seq);
+}
+
+void Session::clear() {
+    cache_.clear();
+    if (guesser_ != nullptr) guesser_->forget(-1);
+}
+
+std::string Session::set_state(std::span<const uint8_t> state, Accept accept) {
+    if (guesser_ != nullptr) guesser_->forget(-1);
+    return states_.set_whole(state, accept);
+}
+
+std::string Session::set_seq_state(int seq, std::span<const std::span<const uint8_t>> parts, Accept accept) {
+    if (guesser_ != nullptr) guesser_->forget(seq);
+    return states_.set_sequence(seq, parts, accept);
+}
+
+std::vector<int32_t> Session::guess(int seq, int32_t token, int most, float sure) {
+    cache_.placement().check_seq(seq);
+    if (guesser_ == nullptr) fail("mtp", "expected a session that guesses (mtp=True); got one without");
+    if (token < 0 || token >= model_->hparams().n_vocab) {
+        fail("mtp", "expected a token from 0 to ", model_->hparams().n_vocab - 1, "; got ", token);
+    }
+    if (most < 0 || most > most_guesses) fail("mtp", "expected 0 to ", most_guesses, " guesses; got ", most);
+    return guesser_->guess(seq, cache_.placement().last(seq), token, most, sure);
+}
+
 bool Session::can_rotate() const { return rotates_full(*model_, cache_, false) || rotates_full(*model_, cache_, true); }
 
 void Session::shift(int seq, const Positions& positions, int32_t delta) {
@@ -161,6 +219,7 @@ void Session::shift(int seq, const Positions& positions, int32_t delta) {
         }
     }
     cache_.shift(seq, positions, delta);
+    if (guesser_ != nullptr) guesser_->forget(seq);
 }
 
 }  // namespace lkv

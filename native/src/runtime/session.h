@@ -18,16 +18,25 @@
 
 namespace lkv {
 
+class Guesser;
+
+// Hidden states of a batch, [n_tokens, n_embd], beside its results.
+struct BatchStates {
+    const float* before = nullptr;  // of the tokens before, for a model that reads them
+    float* after = nullptr;         // after the last norm; null: not wanted
+};
+
 class Session {
 public:
     // Errors: those of require_runnable() and resolve(), before anything is allocated; Error when there is no memory.
     Session(const std::shared_ptr<const Model>& model, const SessionOptions& options);
+    ~Session();
     Session(const Session&) = delete;  // its parts know each other
     Session& operator=(const Session&) = delete;
 
     const Model& model() const { return *model_; }
     const KvCache& cache() const { return cache_; }
-    KvCache& cache() { return cache_; }  // to change its sequences; but shift() moves positions
+    KvCache& cache() { return cache_; }  // to change its sequences; but those below follow them in guesses too
     const KvCacheOptions& options() const { return cache_.options(); }
     std::string implementation() const { return runner_.implementation(); }
     Prefill prefill() const { return prefill_; }
@@ -48,12 +57,21 @@ public:
     void decode(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
                 std::span<const uint8_t> output, const ResultRoom& room,
                 const std::function<void()>& between_ubatches = {}, std::span<const uint8_t> guessed = {},
-                Result result = Result::logits, const std::function<bool()>& stop = {});
+                Result result = Result::logits, const std::function<bool()>& stop = {}, const BatchStates& states = {});
 
     const Placement& placement() const { return cache_.placement(); }
     Placement& placement() { return cache_.placement(); }
-    // Errors: Error for rows that carry their position; those of KvCache::shift.
+    // The verbs of KvCache. Errors of shift(): Error for rows that carry their position too.
+    [[nodiscard]] bool remove(int seq, const Positions& positions = {});
+    void copy(int src, int dst, const Positions& positions);
+    void keep(int seq);
+    void clear();
     void shift(int seq, const Positions& positions, int32_t delta);
+
+    // What the model's own layers guess (SessionOptions::mtp), or null: with it, what they take is that of the whole session.
+    const Guesser* guesser() const { return guesser_.get(); }
+    // Tokens that may follow `token`, which comes next in the sequence (Guesser::guess).
+    std::vector<int32_t> guess(int seq, int32_t token, int most, float sure);
 
     // Compressed rows that decoded tokens have read by choice, of all layers, so far (kv_read).
     uint64_t rows_read() const { return runner_.rows_read(); }
@@ -63,18 +81,14 @@ public:
 
     std::vector<uint8_t> state() const { return states_.whole(); }
     // Both say what was lost (StateReader).
-    std::string set_state(std::span<const uint8_t> state, Accept accept = Accept::same) {
-        return states_.set_whole(state, accept);
-    }
+    std::string set_state(std::span<const uint8_t> state, Accept accept = Accept::same);
     std::vector<uint8_t> seq_state(int seq) const { return states_.sequence(seq); }
     std::vector<std::vector<uint8_t>> seq_state_parts(int seq, std::span<const int32_t> cuts) const {
         return states_.parts(seq, cuts);
     }
-    std::string set_seq_state(int seq, std::span<const std::span<const uint8_t>> parts, Accept accept = Accept::same) {
-        return states_.set_sequence(seq, parts, accept);
-    }
+    std::string set_seq_state(int seq, std::span<const std::span<const uint8_t>> parts, Accept accept = Accept::same);
     std::string set_seq_state(int seq, std::span<const uint8_t> whole, Accept accept = Accept::same) {
-        return states_.set_sequence(seq, std::span(&whole, 1), accept);
+        return set_seq_state(seq, std::span(&whole, 1), accept);
     }
 
 private:
@@ -90,6 +104,8 @@ private:
     KvCache cache_;
     LazyPrefill lazy_prefill_;
     States states_;
+    std::unique_ptr<Guesser> guesser_;
+    std::vector<float> followed_;  // hidden states of a ubatch, for it
 };
 
 }  // namespace lkv

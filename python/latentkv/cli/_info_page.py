@@ -105,13 +105,12 @@ def _kv_heads(layers: Sequence[dict[str, Any]]) -> str:
 
 
 def _mixers(file: dict[str, Any]) -> str:
-    """`8 of 32 layers attend, 24 are recurrent; 1 more guesses further tokens (MTP) and stays unused`"""
+    """`8 of 32 layers attend, 24 are recurrent; 1 more guesses further tokens (--spec-type draft-mtp)`"""
     told = []
     if n := file["n_recurrent"]:
         told.append(f"{file['n_layer'] - n} of {file['n_layer']} layers attend, {n} are recurrent")
     if n := file["n_mtp"]:
-        verbs = ("guesses", "stays") if n == 1 else ("guess", "stay")
-        told.append(f"{n} more {verbs[0]} further tokens (MTP) and {verbs[1]} unused")
+        told.append(f"{n} more guess{'es' * (n == 1)} further tokens (--spec-type draft-mtp)")
     return "; ".join(told)
 
 

@@ -22,6 +22,7 @@ from latentkv.plan.options import NAMES, SessionOptions
 if TYPE_CHECKING:
     from latentkv import _core
     from latentkv.drafts.model import Drafter
+    from latentkv.drafts.own import OwnLayers
     from latentkv.plan.fit import Fit
 
 DEFAULT_CONTEXT = 8192  # tokens of a sequence
@@ -61,6 +62,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
     args = _parsed(parser, argv)
     if args.hf_repo is None and args.hf_file is not None:
         raise expected("--hf-file", "-hf beside it", "none")
+    draft = _repo_draft(args)
     named = [each for each in (args.model, args.model_file, args.hf_repo) if each is not None]
     if len(named) != 1:
         got = " and ".join(named) or "none"
@@ -76,7 +78,18 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
     if args.hf_repo is not None:
         repo, quant = hub.split_name(args.hf_repo)
         args.model = str(hub.fetch(repo, quant, args.hf_file or ""))
+    if draft is not None:
+        args.model_draft = str(hub.fetch(*draft))
     return args
+
+
+def _repo_draft(args: argparse.Namespace) -> tuple[str, str] | None:
+    """-hfd's repository and quantization."""
+    if not getattr(args, "hf_repo_draft", ""):
+        return None
+    if args.model_draft:
+        raise expected("-md", "none beside -hfd", "both")
+    return hub.split_name(args.hf_repo_draft, "-hfd")
 
 
 def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
@@ -346,11 +359,13 @@ def cache_options(args: argparse.Namespace, n_seq_max: int = 1) -> SessionOption
     given = {name: value for name, value in vars(args).items() if name in NAMES}
     if "threads" in args:
         given |= threads(args, args.threads)
+    if getattr(args, "spec_type", "") == OWN_LAYERS:
+        given |= {"mtp": True}
     return SessionOptions.of(given | {"n_ubatch": args.ubatch_size, "n_seq_max": n_seq_max})
 
 
 def add_drafts(group: Any) -> None:
-    """Adds --draft-max, --spec-type and -md; drafts() and drafter() say what they ask for."""
+    """Adds --draft-max, --spec-type, -md and -hfd; drafts() and drafter() say what they ask for."""
     group.add_argument(
         "--draft-max",
         "--draft",
@@ -368,8 +383,9 @@ def add_drafts(group: Any) -> None:
         type=_spec_type,
         default="ngram-simple",
         metavar="TYPE",
-        help="how tokens are guessed: none, or ngram-simple (default) and llama.cpp's other ngram types, all "
-        "of which look them up in the text",
+        help="how tokens are guessed: none; ngram-simple (default) or another of llama.cpp's ngram types, "
+        "all of which look them up in the text; draft-mtp: where the text repeats nothing, by the file's own "
+        "layers for further tokens",
     )
     group.add_argument(
         "-md",
@@ -380,6 +396,16 @@ def add_drafts(group: Any) -> None:
         metavar="FILE",
         help="a GGUF of a smaller model with the same vocabulary, which guesses where the text repeats "
         "nothing, as far as that pays",
+    )
+    group.add_argument(
+        "-hfd",
+        "-hfrd",
+        "--hf-repo-draft",
+        "--spec-draft-hf",
+        dest="hf_repo_draft",
+        default="",
+        metavar="USER/REPO[:QUANT]",
+        help="instead of -md: a GGUF from huggingface.co",
     )
     group.add_argument(
         "-ngld",
@@ -396,6 +422,14 @@ def add_drafts(group: Any) -> None:
 
 def drafts(args: argparse.Namespace) -> int:
     """The most tokens that are guessed."""
+    own = args.spec_type == OWN_LAYERS
+    if own and args.model_draft:
+        raise expected("-md", f"none beside --spec-type {OWN_LAYERS}", "both")
+    if own and args.draft_max == 0:
+        raise expected("--draft-max", f"1 or more beside --spec-type {OWN_LAYERS}", 0)
+    if own and "auto" in (args.ctx_size, args.kv_budget):
+        wanted = "-c N and no --kv-budget auto beside it, which do not count its memory"
+        raise expected("--spec-type", wanted, "auto")
     if args.model_draft and (args.spec_type == "none" or args.draft_max == 0):
         raise expected("-md", "guesses beside it", "--spec-type none or --draft-max 0")
     if args.model_draft and "auto" in (args.ctx_size, args.kv_budget):
@@ -409,8 +443,13 @@ def drafts(args: argparse.Namespace) -> int:
 
 def drafter(
     args: argparse.Namespace, fit: Fit, target: _core.Model, session: _core.Session
-) -> Drafter | None:
-    """The model of -md, with a cache of as many tokens and sequences; None: there is none."""
+) -> Drafter | OwnLayers | None:
+    """What guesses beside prompt lookup: the file's own layers, or the model of -md, with a cache of as many
+    tokens and sequences. None: nothing does."""
+    if args.spec_type == OWN_LAYERS:
+        from latentkv.drafts.own import OwnLayers
+
+        return OwnLayers(lambda: session)
     if not args.model_draft:
         return None
     if session.evict != "none":
@@ -428,13 +467,18 @@ def drafter(
     return Drafter.of(model, _core.Session(model, **cache), target)
 
 
-_SPEC_TYPES = ("none", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
+OWN_LAYERS = "draft-mtp"
+_SPEC_TYPES = (
+    *("none", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache"),
+    OWN_LAYERS,
+)
 
 
 def _spec_type(given: str) -> str:
     if unknown := [each for each in given.split(",") if each not in _SPEC_TYPES]:
         raise argparse.ArgumentTypeError(f"expected {', '.join(_SPEC_TYPES)}; got {unknown[0]}")
-    return "none" if given == "none" else "ngram-simple"
+    types = given.split(",")
+    return OWN_LAYERS if OWN_LAYERS in types else "none" if types == ["none"] else "ngram-simple"
 
 
 def threads(args: argparse.Namespace, count: int) -> dict[str, Any]:

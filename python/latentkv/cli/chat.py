@@ -59,9 +59,12 @@ def main(argv: Sequence[str]) -> int:
     )
     if args.model_draft and llama.session.is_recurrent:
         raise expected("-md", "serve for a model with recurrent layers", "chat")
-    model = options.drafter(args, fit, llama.model, llama.session)
-    if most and not llama.session.is_recurrent and llama.session.evict == "none":
-        llama.draft_model = AdaptiveLookup(most, on_gpu(llama.session), model)
+    if isinstance(own := llama.draft_model, AdaptiveLookup):  # --spec-type draft-mtp
+        own.num_pred_tokens = min(most, own.num_pred_tokens)
+    else:
+        model = options.drafter(args, fit, llama.model, llama.session)
+        if most and not llama.session.is_recurrent and llama.session.evict == "none":
+            llama.draft_model = AdaptiveLookup(most, on_gpu(llama.session), model)
     sampling.setdefault("temperature", llama.recommended.get("temperature", SamplingOptions.temperature))
     note_thoughts(args.reasoning_budget, lambda: llama.chat_template)
     console = Console(color=_COLOR[args.color], quiet=args.quiet)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from latentkv import _core
+from latentkv.drafts import worth
 from latentkv.drafts.lookup import Lookup
+from latentkv.drafts.own import OwnLayers
 from latentkv.drafts.worth import CPU, GPU, MOST, Step
 
 if TYPE_CHECKING:
@@ -18,7 +22,7 @@ class AdaptiveLookup:
     """Guesses as many tokens as are worth a step of one sequence, none where guesses do not come true."""
 
     def __init__(
-        self, num_pred_tokens: int = MOST, on_gpu: bool = False, model: Drafter | None = None
+        self, num_pred_tokens: int = MOST, on_gpu: bool = False, model: Drafter | OwnLayers | None = None
     ) -> None:
         """model: guesses where the text repeats nothing."""
         self.num_pred_tokens = num_pred_tokens  # the most
@@ -42,3 +46,10 @@ class AdaptiveLookup:
 
     def _goes_on(self, lookup: Lookup, input_ids: NDArray[np.intc]) -> bool:
         return bool(np.array_equal(input_ids[: len(lookup.text)], lookup.text.tokens))
+
+
+def with_own_layers(session: Callable[[], _core.Session]) -> AdaptiveLookup:
+    """Beside prompt lookup the layers that the session's file has for further tokens. Where layers are
+    recurrent, no more is guessed than can be taken back."""
+    most = _core.MTP_GUESSES if session().is_recurrent else MOST
+    return AdaptiveLookup(most, worth.on_gpu(session()), OwnLayers(session))

@@ -14,6 +14,7 @@ from latentkv.drafts.worth import Acceptance, Step
 
 if TYPE_CHECKING:
     from latentkv.drafts.model import Drafter
+    from latentkv.drafts.own import OwnLayers
 
 
 class Lookup:
@@ -47,8 +48,8 @@ class Lookup:
         left = self._source.tokens[self._next : self._next + most]
         return left[: step.count(self._acceptance.rate(self._length), len(left))]
 
-    def guesses_or(self, model: Drafter | None, seq: int, step: Step, most: int) -> list[int]:
-        """The same; where the text repeats nothing, what a smaller model guesses behind its sequence."""
+    def guesses_or(self, model: Drafter | OwnLayers | None, seq: int, step: Step, most: int) -> list[int]:
+        """The same; where the text repeats nothing, what a model guesses behind its sequence."""
         found = self.guesses(step, most)
         return found if found or model is None else model.guesses(seq, self.text.tokens, step, most)
 

@@ -12,32 +12,19 @@ from typing import Any
 import numpy as np
 
 from latentkv import _core
-from latentkv.drafts.worth import COUNTS, SEEN, Step
+from latentkv.drafts import judged
+from latentkv.drafts.judged import Judged
+from latentkv.drafts.worth import Step
 from latentkv.errors import LatentKVError, expected
 from latentkv.session.prefix import common
 
 PIECE = 512  # tokens of a long text that it reads before a step, so that no other answer waits for it
-LIKELY = 0.75  # how often its next token is right, before any was seen
-LEAST_SURE = 0.5  # a guess that it gives less is its last
 PADDED = 1024  # tokens by which padded embeddings may differ
 
 
 @dataclass
-class _Sequence:
+class _Sequence(Judged):
     held: list[int] = field(default_factory=list)  # what its cache has
-    guessed: tuple[int, list[int]] = (0, [])  # the latest guesses, and behind how many tokens
-    right: float = field(default_factory=lambda: SEEN * LIKELY)
-    tried: float = SEEN
-
-    def judge(self, tokens: Sequence[int]) -> None:
-        """The sequence's tokens by now: which of the latest guesses came true."""
-        begin, guessed = self.guessed
-        for is_right in map(int.__eq__, guessed, tokens[begin : begin + len(guessed)]):
-            self.right += is_right
-            self.tried += 1
-            if not is_right:
-                break
-        self.guessed = (0, [])
 
 
 class Drafter:
@@ -62,7 +49,7 @@ class Drafter:
 
     def begin(self, seq: int) -> None:
         """Another answer: how often guesses come true is another's business."""
-        self._sequences[seq] = _Sequence(self._sequences[seq].held)
+        self._sequences[seq] = _Sequence(held=self._sequences[seq].held)
 
     def guesses(self, seq: int, tokens: Sequence[int], step: Step, most: int) -> list[int]:
         """What comes after all tokens of a sequence, as far as it is worth its place in the step, `most` at
@@ -71,20 +58,19 @@ class Drafter:
         of.judge(tokens)
         if len(tokens) + most > self.session.n_ctx:
             return []
-        count = step.worth(of.right / of.tried, most, self.cost)
+        count = step.worth(of.rate, most, self.cost)
         if count == 0 or (logits := self._read(seq, tokens)) is None:
             return []
         found: list[int] = []
         while len(found) < count:
             token = int(logits.argmax())
-            if 1 / float(np.exp(logits - logits[token], dtype=np.float64).sum()) < LEAST_SURE:
+            if 1 / float(np.exp(logits - logits[token], dtype=np.float64).sum()) < judged.LEAST_SURE:
                 break
             found.append(token)
             if len(found) < count:
                 logits = self._decode([token], seq)
-        found = found[: max(k for k in (0, *COUNTS) if k <= len(found))]
-        of.guessed = (len(tokens), found)
-        step.add(len(found), of.right / of.tried)
+        found = of.note(tokens, found)
+        step.add(len(found), of.rate)
         return found
 
     def _read(self, seq: int, tokens: Sequence[int]) -> np.ndarray[Any, Any] | None:

@@ -13,22 +13,28 @@ from latentkv.engine.slot import Job, Slot
 if TYPE_CHECKING:
     from latentkv import _core
     from latentkv.drafts.model import Drafter
+    from latentkv.drafts.own import OwnLayers
 
 
 class Drafting:
-    """Prompt lookup over each sequence and over earlier answers; where that finds nothing, a smaller model.
+    """Prompt lookup over each sequence and over earlier answers; where that finds nothing, a smaller model,
+    or the model's own layers for further tokens.
 
     Steps of several sequences with several tokens each are not measured on a GPU yet: there an answer drafts
     that is written alone.
     """
 
-    def __init__(self, most: int = MOST, on_gpu: bool = False, model: Drafter | None = None) -> None:
+    def __init__(
+        self, most: int = MOST, on_gpu: bool = False, model: Drafter | OwnLayers | None = None
+    ) -> None:
         """most: guesses of a step, of one answer."""
         self.most, self.on_gpu, self.model = most, on_gpu, model
         self._past = Past()
 
     @classmethod
-    def of(cls, session: _core.Session, most: int = MOST, model: Drafter | None = None) -> Drafting | None:
+    def of(
+        cls, session: _core.Session, most: int = MOST, model: Drafter | OwnLayers | None = None
+    ) -> Drafting | None:
         """None: nothing is drafted. What goes under eviction is chosen by all tokens, guesses among them."""
         return cls(most, on_gpu(session), model) if most > 0 and session.evict == "none" else None
 

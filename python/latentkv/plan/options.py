@@ -75,6 +75,7 @@ class SessionOptions(CachePolicy, RowFormats):
     n_guesses: int = (
         0  # that recurrent layers take back without computing anything anew; a state's memory each
     )
+    mtp: bool = False  # the file's layers that guess further tokens are used
     n_threads: int = 0  # 0 = every usable core
     n_threads_batch: int = 0  # 0 = n_threads
     implementation: str = "fused"  # or "reference", stock ggml operations

@@ -172,6 +172,7 @@ def test_what_means_nothing_is_noted_once_and_in_one_line(capsys: Capture) -> No
         (["--spec-draft-n-max", "0"], 0),
         (["--spec-type", "none"], 0),
         (["--spec-type", "ngram-mod,ngram-map-k"], 15),
+        (["--spec-type", "ngram-mod,draft-mtp"], 15),
     ],
 )
 def test_how_many_tokens_are_guessed(command: str, words: list[str], most: int) -> None:
@@ -181,7 +182,9 @@ def test_how_many_tokens_are_guessed(command: str, words: list[str], most: int) 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--spec-type", "draft-mtp"], "expected none, ngram-simple, .*got draft-mtp"),
+        (["--spec-type", "draft-eagle3"], "expected none, ngram-simple, .*got draft-eagle3"),
+        (["-hfd", "nowhere"], r"\[-hfd\] expected user/repo or user/repo:quant; got 'nowhere'"),
+        (["-hfd", "a/b", "-md", "c.gguf"], r"\[-md\] expected none beside -hfd; got both"),
         (["--draft-max", "3", "--spec-type", "none"], "expected 0 beside --spec-type none; got 3"),
         (["--draft-max", "-1"], "got -1"),
     ],

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from asking import TEXT, WORDS, are_whole, asked, run, scheduler
 
+from latentkv.drafts import judged
 from latentkv.drafts import model as drafts
 from latentkv.drafts.lookup import Lookup
 from latentkv.drafts.model import Drafter, require_same_vocabulary
@@ -31,8 +32,8 @@ def model(converted: Callable[..., Path]) -> Any:
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts pay on a CPU only where nearly all come true, which the toy's own do, unsure as it is."""
-    monkeypatch.setattr(drafts, "LIKELY", 0.99)
-    monkeypatch.setattr(drafts, "LEAST_SURE", 0.0)
+    monkeypatch.setattr(judged, "LIKELY", 0.99)
+    monkeypatch.setattr(judged, "LEAST_SURE", 0.0)
     monkeypatch.setattr(Lookup, "guesses", lambda *_: [])
 
 

@@ -229,6 +229,13 @@ void find_encoders(const GgufFile& file, CacheSpec& spec) {
 
 }  // namespace
 
+CacheSpec full_rows(const HParams& h) {
+    CacheSpec spec;
+    spec.layers.resize(static_cast<size_t>(h.n_layer));
+    describe_full_rows(h, spec);
+    return spec;
+}
+
 CacheSpec read_cache_spec(const GgufFile& file, const HParams& h) {
     CacheSpec spec;
     spec.layers.resize(static_cast<size_t>(h.n_layer));

@@ -76,6 +76,9 @@ struct CacheSpec {
     void set_formats(TensorSpec LayerCacheSpec::* tensor, std::span<const Format> formats, std::string_view flag);
 };
 
+// Full rows in every layer that makes some.
+CacheSpec full_rows(const HParams& hparams);
+
 // Errors: every refusal of docs/gguf.md.
 CacheSpec read_cache_spec(const GgufFile& file, const HParams& hparams);
 

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "cache/evict/policies.h"
 #include "devices/gpus.h"
+#include "model/mtp.h"
 #include "runtime/lazy_prefill.h"
 #include "runtime/plan/forecast.h"
 
@@ -97,7 +98,8 @@ EvictOptions parse_evict(const SessionOptions& options, const KvCacheOptions& ca
 void set_sizes(const Model& model, const SessionOptions& options, KvCacheOptions& cache) {
     cache.n_ctx = options.n_ctx == 0 ? model.hparams().n_ctx_train : check_range("n_ctx", options.n_ctx, 1, 1 << 28);
     cache.n_seq_max = check_range("n_seq_max", options.n_seq_max, 1, max_sequences);
-    cache.n_guesses = check_range("n_guesses", options.n_guesses, 0, most_guesses);
+    cache.n_guesses =
+        std::max(check_range("n_guesses", options.n_guesses, 0, most_guesses), options.mtp ? mtp_guesses : 0);
     cache.runs = model.runs();
 }
 

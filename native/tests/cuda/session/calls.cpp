@@ -1,5 +1,7 @@
 #include "cuda/session/calls.h"
 
+#include <cmath>
+
 #include <algorithm>
 #include <numeric>
 
@@ -37,6 +39,19 @@ Tokens next_tokens(int n, const std::vector<int32_t>& of, std::vector<int32_t>& 
         next.seq.push_back(s);
     }
     return next;
+}
+
+std::vector<float> Talk::run(int n, const std::vector<int32_t>& of, int n_guessed) {
+    const auto [tokens, pos, seq] = next_tokens(n, of, length);
+    std::vector<uint8_t> output;
+    std::vector<uint8_t> guessed;
+    for (size_t left = tokens.size(); left > 0; left--) {
+        output.push_back(left == 1);
+        guessed.push_back(left <= static_cast<size_t>(n_guessed));
+    }
+    std::vector<float> logits(n_vocab, NAN);
+    session.decode(tokens, pos, seq, output, [&](size_t) { return logits.data(); }, {}, guessed);
+    return logits;
 }
 
 std::vector<float> decode(const File& file, const lkv::SessionOptions& options, const lkv::GpuOptions& gpu, int prompt,

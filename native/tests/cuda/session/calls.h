@@ -25,6 +25,19 @@ struct Tokens {
 };
 Tokens next_tokens(int n, const std::vector<int32_t>& of, std::vector<int32_t>& length);
 
+// Calls of a session, of which each leaves the logits of its last token.
+class Talk {
+public:
+    Talk(const File& file, const lkv::SessionOptions& options, int n_gpu_layers = 99)
+        : session(open(file, on_gpu(n_gpu_layers)), options), length(static_cast<size_t>(options.n_seq_max), 0) {}
+
+    // n tokens of each of these sequences, of which the call's last n_guessed are guesses.
+    std::vector<float> run(int n, const std::vector<int32_t>& of = {0}, int n_guessed = 0);
+
+    lkv::Session session;
+    std::vector<int32_t> length;  // of the sequences
+};
+
 // Logits of each call's last token, and of all tokens of steps of all sequences. steps: tokens one by one, at the end
 std::vector<float> decode(const File& file, const lkv::SessionOptions& options, const lkv::GpuOptions& gpu, int prompt,
                           int steps = 0);

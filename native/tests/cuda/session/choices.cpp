@@ -11,29 +11,17 @@ namespace {
 
 constexpr int n_kept = 512;
 
-// Calls of a session, of which each leaves the logits of its last token.
-class Talk {
+// A session that counts what it reads by choice.
+class Reader : public Talk {
 public:
-    Talk(const File& file, const lkv::SessionOptions& options) : session(open(file, on_gpu(99)), options) {}
+    using Talk::Talk;
 
-    std::vector<float> run(int n, int s = 0) { return run(n, std::vector{s}); }
-    std::vector<float> run(int n, const std::vector<int32_t>& of) {
-        const auto [tokens, pos, seq] = next_tokens(n, of, length);
-        std::vector<uint8_t> output(tokens.size(), 0);
-        output.back() = 1;
-        std::vector<float> logits(n_vocab, NAN);
-        session.decode(tokens, pos, seq, output, logits.data());
-        return logits;
-    }
-    // Slots that are read by choice from here on.
+    // Slots, from here on.
     uint64_t read() {
         const uint64_t before = read_;
         read_ = session.rows_read();
         return read_ - before;
     }
-
-    lkv::Session session;
-    std::vector<int32_t> length = std::vector<int32_t>(4, 0);
 
 private:
     uint64_t read_ = 0;
@@ -53,8 +41,8 @@ lkv::SessionOptions with_all(const Asked& of) {
 
 // Up to as many compressed tokens as may be read nothing is chosen, nor paid; behind it every layer reads as many of them as it was told.
 void counts(const Asked& of, const File& file) {
-    Talk few(file, of.options);
-    Talk all(file, with_all(of));
+    Reader few(file, of.options);
+    Reader all(file, with_all(of));
     const int exact = few.session.cache().options().window(of.options.n_ctx);
     few.run(400);
     all.run(400);
@@ -76,10 +64,10 @@ void counts(const Asked& of, const File& file) {
 
 // Sequences that are short read all that is theirs, whatever others hold.
 void short_sequences(const Asked& of, const File& file) {
-    Talk few(file, of.options);
-    Talk all(file, with_all(of));
-    for (Talk* const each : {&few, &all}) {
-        for (const int s : {0, 1, 2}) each->run(300, s);
+    Reader few(file, of.options);
+    Reader all(file, with_all(of));
+    for (Reader* const each : {&few, &all}) {
+        for (const int s : {0, 1, 2}) each->run(300, {s});
     }
     for (int i = 0; i < 2; i++) {
         const double error = relative_error(few.run(3, {0, 1, 2}), all.run(3, {0, 1, 2}));
@@ -90,7 +78,7 @@ void short_sequences(const Asked& of, const File& file) {
 
 // What was removed is as if it had never been there, and a state brings rows whose means are computed again.
 void goes_on(const Asked& of, const File& file) {
-    Talk talk(file, of.options);
+    Reader talk(file, of.options);
     talk.run(n_kept + 300);
     for (int i = 0; i < 3; i++) talk.run(1);
     const std::vector<uint8_t> state = talk.session.state();
@@ -99,7 +87,7 @@ void goes_on(const Asked& of, const File& file) {
     CHECK(talk.session.cache().remove(0, {talk.length[0] - 71}));
     talk.length[0] -= 71;
     const std::vector<float> again = talk.run(1);
-    Talk restored(file, of.options);
+    Reader restored(file, of.options);
     restored.session.set_state(state);
     restored.length[0] = talk.length[0] - 1;
     const double error = relative_error(restored.run(1), want);

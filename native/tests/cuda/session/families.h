@@ -12,6 +12,7 @@ int roles(Arguments arguments);
 int evictions(Arguments arguments);
 int memory(Arguments arguments);
 int choices(Arguments arguments);
+int guesses(Arguments arguments);
 // [largest relative error]
 int across(Arguments arguments);
 // [rounds: combinations of every shape] [seed] [share of what formats cost] [first shape, from 0] [shapes]

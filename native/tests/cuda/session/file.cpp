@@ -24,7 +24,8 @@ public:
             file_.value<uint32_t>(key, GgufType::u32, static_cast<uint32_t>(value));
         };
         file_.string("general.architecture", "llama");
-        number(arch + "block_count", shape.n_layer);
+        number(arch + "block_count", shape.n_layer + (shape.guesses ? 1 : 0));
+        if (shape.guesses) number(arch + "nextn_predict_layers", 1);
         number(arch + "context_length", 4096);
         number(arch + "embedding_length", n_embd);
         number(arch + "feed_forward_length", n_ff);
@@ -251,7 +252,6 @@ private:
     }
 
     void weights(const Shape& all) {
-        const int64_t all_ranks = int64_t{n_kv / all.group} * all.rank;
         tensor("token_embd.weight", {n_embd, n_vocab}, 1.0);
         tensor("output_norm.weight", {n_embd}, 0.1, 1.0F);
         if (all.shares) {
@@ -259,68 +259,86 @@ private:
             product("per_layer_model_proj.weight", n_embd, int64_t{n_brought} * all.n_layer);
             tensor("per_layer_proj_norm.weight", {n_brought}, 0.1, 1.0F);
         }
-        for (int il = 0; il < all.n_layer; il++) {
-            const Shape s = all.at(il);
-            const int64_t w = n_kv * s.head_dim;
-            const bool has_v = !s.of_keys || il % 2 == 0;
-            const std::string blk = "blk." + std::to_string(il) + ".";
-            if (!s.whole_norms) {
-                tensor(blk + "attn_norm.weight", {n_embd}, 0.1, 1.0F);
-                tensor(blk + "ffn_norm.weight", {n_embd}, 0.1, 1.0F);
-            }
-            if (s.unlike) tensor(blk + "post_attention_norm.weight", {n_embd}, 0.1, 1.0F);
-            if (s.unlike) tensor(blk + "post_ffw_norm.weight", {n_embd}, 0.1, 1.0F);
-            ffn(blk, s.n_expert);
-            if (s.shares) {
-                product(blk + "inp_gate.weight", n_embd, n_brought);
-                product(blk + "proj.weight", n_brought, n_embd);
-                tensor(blk + "post_norm.weight", {n_embd}, 0.1, 1.0F);
-            }
-            if (s.hybrid && il % 2 == 0) {
-                delta_net(blk);
-                continue;
-            }
-            if (s.turned > 0) {
-                mla_weights(s, blk);
-                continue;
-            }
-            const int64_t wq = int64_t{s.n_head(il)} * s.head_dim;
-            product(blk + "attn_q.weight", n_embd, wq * (s.hybrid ? 2 : 1));
-            product(blk + "attn_output.weight", wq, n_embd);
-            if (s.gated) product(blk + "attn_gate.weight", n_embd, s.n_head(il));
-            if (s.sinks) tensor(blk + "attn_sinks.weight", {s.n_head(il)}, 1.0, 3.0F);
-            if (s.shares && il >= s.n_layer / 2) continue;
-            const std::string k_path = s.k_path;
-            const bool encoded = s.encoded != Shape::no;
-            if (k_path == "rebuild" && !encoded) {
-                product(blk + "attn_k_a.weight", n_embd, all_ranks);
-            } else {
-                product(blk + "attn_k.weight", n_embd, w);
-            }
-            if (k_path == "rotated" || (k_path == "rebuild" && encoded)) {
-                encoder(blk + "attn_k_e.weight", s, all_ranks);
-            }
-            if (k_path == "rebuild") decoder(blk + "attn_k_b.weight", s);
-            if (k_path == "rotated") queries(blk + "attn_q_e.weight", s);
-            if (s.whole_norms) {
-                tensor(blk + "attn_q_norm.weight", {wq}, 0.1, 1.0F);
-                tensor(blk + "attn_k_norm.weight", {w}, 0.1, 1.0F);
-                if (k_path == "rebuild") tensor(blk + "attn_k_e.bias", {w}, 0.3);
-            } else if ((k_path == "rebuild" && (s.head_dim == 128 || s.of_keys)) || k_path == "value") {
-                tensor(blk + "attn_k_norm.weight", {s.head_dim}, 0.1, 1.0F);
-            }
-            if (k_path == "rebuild" && (s.head_dim == 64 || s.whole_norms)) tensor(blk + "attn_k.bias", {w}, 0.3);
-            if (has_v && (is_full(s.v_path) || encoded)) product(blk + "attn_v.weight", n_embd, w);
-            if (is_full(s.v_path)) continue;
-            if (encoded) {
-                encoder(blk + "attn_v_e.weight", s, all_ranks);
-                if (s.encoded == Shape::random) tensor(blk + "attn_v_e.bias", {w}, 0.3);
-                tensor(blk + "attn_v.bias", {w}, 0.3);
-            } else {
-                product(blk + "attn_v_a.weight", n_embd, all_ranks);
-            }
-            decoder(blk + "attn_v_b.weight", s);
+        for (int il = 0; il < all.n_layer; il++) layer(all.at(il), il);
+        if (all.guesses) guesses(all);
+    }
+
+    // Full rows, behind the other layers.
+    void guesses(const Shape& all) {
+        Shape s = all;
+        s.k_path = all.turned > 0 ? "value" : "full";
+        s.v_path = "full";
+        s.encoded = Shape::no;
+        s.rank = all.head_dim;
+        layer(s, all.n_layer);
+        const std::string blk = "blk." + std::to_string(all.n_layer) + ".nextn.";
+        product(blk + "eh_proj.weight", 2 * n_embd, n_embd);
+        for (const std::string name : {"enorm", "hnorm", "shared_head_norm"}) {
+            tensor(blk + name + ".weight", {n_embd}, 0.3, 1.0F);
         }
+    }
+
+    void layer(const Shape& s, int il) {
+        const int64_t all_ranks = int64_t{n_kv / s.group} * s.rank;
+        const int64_t w = n_kv * s.head_dim;
+        const bool has_v = !s.of_keys || il % 2 == 0;
+        const std::string blk = "blk." + std::to_string(il) + ".";
+        if (!s.whole_norms) {
+            tensor(blk + "attn_norm.weight", {n_embd}, 0.1, 1.0F);
+            tensor(blk + "ffn_norm.weight", {n_embd}, 0.1, 1.0F);
+        }
+        if (s.unlike) tensor(blk + "post_attention_norm.weight", {n_embd}, 0.1, 1.0F);
+        if (s.unlike) tensor(blk + "post_ffw_norm.weight", {n_embd}, 0.1, 1.0F);
+        ffn(blk, s.n_expert);
+        if (s.shares) {
+            product(blk + "inp_gate.weight", n_embd, n_brought);
+            product(blk + "proj.weight", n_brought, n_embd);
+            tensor(blk + "post_norm.weight", {n_embd}, 0.1, 1.0F);
+        }
+        if (s.hybrid && il % 2 == 0 && il < s.n_layer) {
+            delta_net(blk);
+            return;
+        }
+        if (s.turned > 0) {
+            mla_weights(s, blk);
+            return;
+        }
+        const int64_t wq = int64_t{s.n_head(il)} * s.head_dim;
+        product(blk + "attn_q.weight", n_embd, wq * (s.hybrid ? 2 : 1));
+        product(blk + "attn_output.weight", wq, n_embd);
+        if (s.gated) product(blk + "attn_gate.weight", n_embd, s.n_head(il));
+        if (s.sinks) tensor(blk + "attn_sinks.weight", {s.n_head(il)}, 1.0, 3.0F);
+        if (s.shares && il >= s.n_layer / 2) return;
+        const std::string k_path = s.k_path;
+        const bool encoded = s.encoded != Shape::no;
+        if (k_path == "rebuild" && !encoded) {
+            product(blk + "attn_k_a.weight", n_embd, all_ranks);
+        } else {
+            product(blk + "attn_k.weight", n_embd, w);
+        }
+        if (k_path == "rotated" || (k_path == "rebuild" && encoded)) {
+            encoder(blk + "attn_k_e.weight", s, all_ranks);
+        }
+        if (k_path == "rebuild") decoder(blk + "attn_k_b.weight", s);
+        if (k_path == "rotated") queries(blk + "attn_q_e.weight", s);
+        if (s.whole_norms) {
+            tensor(blk + "attn_q_norm.weight", {wq}, 0.1, 1.0F);
+            tensor(blk + "attn_k_norm.weight", {w}, 0.1, 1.0F);
+            if (k_path == "rebuild") tensor(blk + "attn_k_e.bias", {w}, 0.3);
+        } else if ((k_path == "rebuild" && (s.head_dim == 128 || s.of_keys)) || k_path == "value") {
+            tensor(blk + "attn_k_norm.weight", {s.head_dim}, 0.1, 1.0F);
+        }
+        if (k_path == "rebuild" && (s.head_dim == 64 || s.whole_norms)) tensor(blk + "attn_k.bias", {w}, 0.3);
+        if (has_v && (is_full(s.v_path) || encoded)) product(blk + "attn_v.weight", n_embd, w);
+        if (is_full(s.v_path)) return;
+        if (encoded) {
+            encoder(blk + "attn_v_e.weight", s, all_ranks);
+            if (s.encoded == Shape::random) tensor(blk + "attn_v_e.bias", {w}, 0.3);
+            tensor(blk + "attn_v.bias", {w}, 0.3);
+        } else {
+            product(blk + "attn_v_a.weight", n_embd, all_ranks);
+        }
+        decoder(blk + "attn_v_b.weight", s);
     }
 
     GgufBytes file_;

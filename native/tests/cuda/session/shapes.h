@@ -44,6 +44,7 @@ struct Shape {
     bool shares = false;
     int turned =
         0;  // above 0: MLA, whose rows are so many turned channels and a latent, together `head_dim`; narrowed: `rank`
+    bool guesses = false;  // behind the layers one more guesses further tokens
 
     Shape at(int layer) const {
         Shape own = *this;

@@ -1,0 +1,36 @@
+#include "model/mtp.h"
+
+#include "base/error.h"
+
+namespace lkv {
+
+HParams mtp_hparams(const HParams& whole) {
+    if (whole.n_mtp == 0) {
+        fail("mtp", "expected a file with layers that guess further tokens (nextn_predict_layers); got one without; ",
+             "use -md, or a file that has kept them");
+    }
+    int like = -1;  // a layer that attends
+    for (int il = 0; il < whole.n_layer; il++) {
+        if (!whole.attends(il)) continue;
+        if (whole.block.layers[static_cast<size_t>(il)].window > 0 || whole.shares_rows() || whole.n_embd_layer > 0) {
+            fail("mtp", "expected a model whose layers attend to all tokens, with K and V of their own; got another");
+        }
+        like = il;
+    }
+    const auto last = static_cast<size_t>(like);
+    HParams h = whole;
+    h.first_block = whole.n_layer;
+    h.n_layer = 1;
+    h.n_mtp = 0;
+    h.reads_states = true;
+    h.heads = {whole.heads[last]};
+    h.block.layers = {whole.block.layers[last]};
+    h.block.layers.front().window = mtp_window;
+    if (!h.block.xielu.empty()) h.block.xielu = {whole.block.xielu[last]};
+    if (!h.n_ffs.empty()) h.n_ffs = {whole.n_ffs.back()};
+    h.n_dense_layers = 0;
+    h.recurrence.reset();
+    return h;
+}
+
+}  // namespace lkv
