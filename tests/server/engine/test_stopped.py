@@ -98,7 +98,7 @@ def test_a_unix_socket(plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert time.monotonic() < end
         time.sleep(0.1)
     with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost") as client:
-        answer = client.post("/completion", json={"prompt": "x", "n_predict": 2})
+        answer = client.post("/completion", json={"prompt": "x", "n_predict": 2, "ignore_eos": True})
         assert answer.json()["tokens_predicted"] == 2
         assert stat.S_ISSOCK(path.stat().st_mode)
         assert "on which a server listens" in refused(plain, "--host", str(path))
