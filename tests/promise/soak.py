@@ -71,6 +71,7 @@ class Soak:
         verbs += [self.overfill] if not self.setting.evicts else []
         verbs += [self.copy] * 2 if self.setting.shares else []
         verbs += [self.shift] if self.setting.shifts else []
+        verbs += [self.guess] * 3 if self.setting.options.get("mtp") else []
         verb = self.random.choice(verbs)
         verb()
         self.done[verb.__name__] += 1
@@ -183,6 +184,14 @@ class Soak:
             return
         script = list(source.script) + ([("rm", (p1, -1))] if p1 >= 0 else [])
         self.sequences[b] = Sequence(script, {p: c for p, c in source.cells.items() if p1 < 0 or p < p1})
+
+    def guess(self) -> None:
+        """Which shows in no sequence."""
+        s, most = self.random.randrange(N_SEQ), self.random.randint(1, 5)
+        guesses = self.session.guess(s, PROBE, most)
+        assert len(guesses) in (0, most)
+        assert all(0 <= token < self.model.n_vocab for token in guesses)
+        self.done["guessed"] += len(guesses)
 
     def keep(self) -> None:
         s = self.random.randrange(N_SEQ)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hybrid_files import write
+from hybrid_files import layer_that_guesses, write
 from runtime import DEMO, WATERFILL, model, session
 from soak import Setting, Soak
 
@@ -48,6 +48,7 @@ CASES: dict[str, tuple[tuple[str, ...], Callable[[Any], Setting]]] = {
     "a master's budget": ((*WATERFILL, "--segment", "32", "--master"), of_master),
     "a ring": (PLAIN, of({"kv": "f32", "n_ubatch": 32}, 1e-4, cuts=False, refuses=True)),
     "recurrent layers": ((), of({"kv": "f32", "n_ubatch": 32}, 1e-4, refuses=True, snapshots=True)),
+    "guesses": ((), of({"kv": "f32", "n_ubatch": 32, "mtp": True}, 1e-4, refuses=True, snapshots=True)),
     # of two tokens that gathered about as much, either may go where sums of another batch round otherwise
     "eviction": (PLAIN, of(EVICTING, 0.15, shares=False, cuts=False, refuses=True, evicts=True)),
 }
@@ -71,9 +72,10 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("case", CASES)
 def test_sequences_stay_what_they_are(case: str, converted: Any, windowed: Path, tmp_path: Path) -> None:
     options, setting_of = CASES[case]
-    if case == "recurrent layers":
+    if not options:
         pytest.importorskip("torch")
-        opened = model(write(tmp_path / "hybrid.gguf").path)
+        given = layer_that_guesses() if case == "guesses" else {}
+        opened = model(write(tmp_path / "hybrid.gguf", given=given).path)
     else:
         opened = model(converted(*options, source=windowed if case == "a ring" else DEMO))
     setting = setting_of(opened)

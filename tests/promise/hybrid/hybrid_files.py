@@ -58,6 +58,20 @@ def write(
     return Hybrid(path, model)
 
 
+def layer_that_guesses(n_layer: int = 4) -> dict[str, Any]:
+    """Keys and tensors of a Qwen3.5's layer for further tokens: the last layer once more, which attends."""
+    tensors = stock_tensors("qwen35", random_model("qwen35", n_layer, 0))
+    last, own = f"blk.{n_layer - 1}.", f"blk.{n_layer}."
+    found: dict[str, Any] = {
+        own + name.removeprefix(last): each for name, each in tensors.items() if name.startswith(last)
+    }
+    random = np.random.default_rng(0)
+    found |= {f"{own}nextn.{name}.weight": np.ones(D_MODEL, np.float32) for name in ("enorm", "hnorm")}
+    joined = random.standard_normal((D_MODEL, 2 * D_MODEL)) / (2 * D_MODEL) ** 0.5
+    found[f"{own}nextn.eh_proj.weight"] = joined.astype(np.float32)
+    return found | {"qwen35.block_count": n_layer + 1, "qwen35.nextn_predict_layers": 1}
+
+
 def random_model(architecture: str, n_layer: int, seed: int, deviation: float | None = None) -> Any:
     import torch
     import transformers

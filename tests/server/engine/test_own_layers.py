@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from asking import TEXT, WORDS, are_whole, asked, run, scheduler
-from hybrid_files import D_MODEL, random_model, stock_tensors, write
+from hybrid_files import D_MODEL, layer_that_guesses, random_model, stock_tensors, write
 
 from latentkv import Llama, _core
 from latentkv.drafts import judged
@@ -20,27 +20,18 @@ from latentkv.drafts.own import OwnLayers
 from latentkv.engine.drafting import Drafting
 from latentkv.errors import LatentKVError
 
-N_LAYER = 4
-
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Layers add nothing to a token, so that each token has one that always follows it; the layer that
     guesses does the same, so that all of its guesses come true."""
-    model = random_model("qwen35", N_LAYER, 0)
-    tensors = stock_tensors("qwen35", model)
-    last, own = f"blk.{N_LAYER - 1}.", f"blk.{N_LAYER}."
-    given: dict[str, Any] = {
-        own + name.removeprefix(last): each for name, each in tensors.items() if name.startswith(last)
-    }
-    given |= {name: each for name, each in tensors.items() if name.startswith("blk.")}
+    pytest.importorskip("torch")
+    given = stock_tensors("qwen35", random_model("qwen35", 4, 0)) | layer_that_guesses()
+    given = {name: each for name, each in given.items() if name.startswith(("blk.", "qwen35."))}
     for name, each in given.items():
         if name.endswith(("attn_output.weight", "ssm_out.weight", "ffn_down.weight")):
             given[name] = np.zeros_like(each)
-    ones, zeros = np.ones(D_MODEL, np.float32), np.zeros((D_MODEL, D_MODEL), np.float32)
-    given |= {f"{own}nextn.{name}.weight": ones for name in ("enorm", "hnorm")}
-    given[f"{own}nextn.eh_proj.weight"] = np.hstack([np.eye(D_MODEL, dtype=np.float32), zeros])
-    given |= {"qwen35.block_count": N_LAYER + 1, "qwen35.nextn_predict_layers": 1}
+    given["blk.4.nextn.eh_proj.weight"] = np.eye(D_MODEL, 2 * D_MODEL, dtype=np.float32)
     return write(tmp_path_factory.mktemp("own") / "own.gguf", given=given).path
 
 
