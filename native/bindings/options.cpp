@@ -28,6 +28,7 @@ lkv::SessionOptions session_options(const char* function, const py::kwargs& give
     keywords.field("fixed_window", o.fixed_window);
     keywords.field("kv_read", o.kv_read);
     keywords.field("mtp", o.mtp);
+    keywords.field("mtp_path", o.mtp_path);
     keywords.field("evict", o.evict);
     keywords.field("keep_tokens", o.keep_tokens);
     keywords.field("prefill", o.prefill);

@@ -67,8 +67,8 @@ class Llama(OpenAICalls):
             sequence (-1 = as the file asks). `kv_sink` and `kv_recent` are their row formats ("" = the
             file's, else f16). fixed_window: exact are these alone; else others too, while there is room.
         kv_read: on a GPU, compressed tokens that a layer reads for a decoded token (0 = all).
-        mtp: guesses tokens ahead by the file's own layers for that, and by what the text repeats, in place of
-            a draft_model.
+        mtp: guesses tokens ahead by the file's own layers for that, or those in the GGUF at `mtp_path`, and
+            by what the text repeats, in place of a draft_model.
         evict: a policy by which each layer evicts tokens: "h2o", "keyformer" or "snapkv". keep_tokens: what a
             layer keeps of a sequence, exact tokens included: a number, or "50%" of its context.
         prefill: "lazy": a prompt that starts the cache attends to exact K and V; "eager": to the compressed
@@ -135,6 +135,7 @@ class Llama(OpenAICalls):
         fixed_window: bool = False,
         kv_read: int = 0,
         mtp: bool = False,
+        mtp_path: str = "",
         evict: str = "",
         keep_tokens: int | str = "",
         prefill: str = "",

@@ -41,11 +41,11 @@ Model::Model(const std::string& path, const ModelOptions& options)
     load_tensors();
 }
 
-Model::Model(const std::shared_ptr<const Model>& whole)
-    : path_(whole->path_),
+Model::Model(const std::shared_ptr<const Model>& whole, const std::string& path)
+    : path_(path.empty() ? whole->path_ : path),
       options_(whole->options_),
-      file_(whole->file_),
-      hparams_(mtp_hparams(whole->hparams_)),
+      file_(path.empty() ? whole->file_ : std::make_shared<GgufFile>(open_model_file(path, {}, options_.use_mmap))),
+      hparams_(mtp_hparams(whole->hparams_, *file_)),
       whole_(whole),
       cache_spec_(full_rows(hparams_)) {
     load_tensors();
@@ -109,9 +109,9 @@ void Model::load_mtp_ends() {
     mtp_.state_norm = tensors_.need(own + "hnorm.weight", {h.n_embd});
     mtp_.input = tensors_.need(own + "eh_proj.weight", {2 * int64_t{h.n_embd}, h.n_embd});
     token_embd_ = tensors_.optional(own + "embed_tokens.weight", {h.n_embd, h.n_vocab});
-    if (token_embd_ == nullptr) token_embd_ = tensors_.need("token_embd.weight", {h.n_embd, h.n_vocab});
+    if (token_embd_ == nullptr) token_embd_ = whole_->token_embd_;
     output_norm_ = tensors_.optional(own + "shared_head_norm.weight", {h.n_embd});
-    if (output_norm_ == nullptr) output_norm_ = tensors_.need("output_norm.weight", {h.n_embd});
+    if (output_norm_ == nullptr) output_norm_ = whole_->output_norm_;
     output_ = tensors_.optional(own + "shared_head_head.weight", {h.n_embd, h.n_vocab});
     if (output_ != nullptr) return;
     output_ = whole_->output_;  // once in a GPU's memory
@@ -133,7 +133,8 @@ void Model::load_tensors() {
     if (const std::string name = tensors_.unread_bias(h.first_block, h.n_layer); !name.empty()) {
         fail("gguf", "expected tensors of the ", h.architecture, " architecture; got ", name);
     }
-    token_rows_ = table_of(*token_embd_);
+    token_rows_ =
+        whole_ != nullptr && token_embd_ == whole_->token_embd_ ? whole_->token_rows_ : table_of(*token_embd_);
     place_weights();
     if (options_.use_mlock && !describe_only()) lock_weights();
 }

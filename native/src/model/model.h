@@ -44,9 +44,9 @@ class Model {
 public:
     // Errors: Error for a file that cannot be read, is refused (docs/gguf.md), or lacks a tensor; a sidecar of another one.
     Model(const std::string& path, const ModelOptions& options);
-    // What guesses further tokens in a model's file (model/mtp.h), on the device of its last layers. Embeddings and output are the
-    // model's, where the file has no others for it. Errors: Error where the file has nothing of the kind.
-    explicit Model(const std::shared_ptr<const Model>& whole);
+    // What guesses further tokens for a model (model/mtp.h), on the device of its last layers: in its own file, or in that at `path`.
+    // Embeddings and output are the model's, where no others are there for it. Errors: those of mtp_hparams(), and of files
+    explicit Model(const std::shared_ptr<const Model>& whole, const std::string& path = {});
     ~Model();
 
     const std::string& path() const { return path_; }

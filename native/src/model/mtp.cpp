@@ -4,11 +4,25 @@
 
 namespace lkv {
 
-HParams mtp_hparams(const HParams& whole) {
-    if (whole.n_mtp == 0) {
-        fail("mtp", "expected a file with layers that guess further tokens (nextn_predict_layers); got one without; ",
-             "use -md, or a file that has kept them");
+namespace {
+
+// The number of the first such layer in the file, which may have that one alone.
+int first_block(const HParams& whole, const GgufFile& file) {
+    const std::string_view of = file.get_string("general.architecture");
+    if (of != whole.architecture) fail("mtp", "expected a file of the ", whole.architecture, " architecture; got ", of);
+    const std::string dot = whole.architecture + ".";
+    const uint32_t n = file.find_u32(dot + "nextn_predict_layers").value_or(0);
+    const uint32_t n_block = file.get_u32(dot + "block_count");
+    if (n == 0 || n >= n_block || n_block > 4096) {
+        fail("mtp", "expected a file with layers that guess further tokens (nextn_predict_layers); got ",
+             n == 0 ? "one without" : "all of its layers", "; use -md, or a file that has kept them");
     }
+    return static_cast<int>(n_block - n);
+}
+
+}  // namespace
+
+HParams mtp_hparams(const HParams& whole, const GgufFile& file) {
     int like = -1;  // a layer that attends
     for (int il = 0; il < whole.n_layer; il++) {
         if (!whole.attends(il)) continue;
@@ -19,7 +33,7 @@ HParams mtp_hparams(const HParams& whole) {
     }
     const auto last = static_cast<size_t>(like);
     HParams h = whole;
-    h.first_block = whole.n_layer;
+    h.first_block = first_block(whole, file);
     h.n_layer = 1;
     h.n_mtp = 0;
     h.reads_states = true;

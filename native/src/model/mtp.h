@@ -12,7 +12,8 @@ constexpr int mtp_window = 4096;
 // Guesses at once: one layer, trained for the next token, is seldom right about later ones.
 constexpr int mtp_guesses = 3;
 
-// Errors: Error for a model without such a layer, or whose layers do not all attend alike.
-HParams mtp_hparams(const HParams& whole);
+// file: the model's own, or one that has such layers for it. Errors: Error for a file without them or of another model, and for a model
+// whose layers do not all attend alike.
+HParams mtp_hparams(const HParams& whole, const GgufFile& file);
 
 }  // namespace lkv

@@ -360,7 +360,7 @@ def cache_options(args: argparse.Namespace, n_seq_max: int = 1) -> SessionOption
     if "threads" in args:
         given |= threads(args, args.threads)
     if getattr(args, "spec_type", "") == OWN_LAYERS:
-        given |= {"mtp": True}
+        given |= {"mtp": True, "mtp_path": args.model_draft}
     return SessionOptions.of(given | {"n_ubatch": args.ubatch_size, "n_seq_max": n_seq_max})
 
 
@@ -384,8 +384,8 @@ def add_drafts(group: Any) -> None:
         default="ngram-simple",
         metavar="TYPE",
         help="how tokens are guessed: none; ngram-simple (default) or another of llama.cpp's ngram types, "
-        "all of which look them up in the text; draft-mtp: where the text repeats nothing, by the file's own "
-        "layers for further tokens",
+        "all of which look them up in the text; draft-mtp: where the text repeats nothing, by the layers for "
+        "further tokens in the model's file, or in that of -md",
     )
     group.add_argument(
         "-md",
@@ -423,8 +423,8 @@ def add_drafts(group: Any) -> None:
 def drafts(args: argparse.Namespace) -> int:
     """The most tokens that are guessed."""
     own = args.spec_type == OWN_LAYERS
-    if own and args.model_draft:
-        raise expected("-md", f"none beside --spec-type {OWN_LAYERS}", "both")
+    if own and args.gpu_layers_draft is not None:
+        raise expected("-ngld", f"none beside --spec-type {OWN_LAYERS}", "both")
     if own and args.draft_max == 0:
         raise expected("--draft-max", f"1 or more beside --spec-type {OWN_LAYERS}", 0)
     if own and "auto" in (args.ctx_size, args.kv_budget):

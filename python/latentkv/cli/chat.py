@@ -57,11 +57,11 @@ def main(argv: Sequence[str]) -> int:
         chat_template=template,
         **fit.options,
     )
-    if args.model_draft and llama.session.is_recurrent:
-        raise expected("-md", "serve for a model with recurrent layers", "chat")
     if isinstance(own := llama.draft_model, AdaptiveLookup):  # --spec-type draft-mtp
         own.num_pred_tokens = min(most, own.num_pred_tokens)
     else:
+        if args.model_draft and llama.session.is_recurrent:
+            raise expected("-md", "serve for a model with recurrent layers", "chat")
         model = options.drafter(args, fit, llama.model, llama.session)
         if most and not llama.session.is_recurrent and llama.session.evict == "none":
             llama.draft_model = AdaptiveLookup(most, on_gpu(llama.session), model)

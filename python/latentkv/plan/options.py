@@ -75,7 +75,8 @@ class SessionOptions(CachePolicy, RowFormats):
     n_guesses: int = (
         0  # that recurrent layers take back without computing anything anew; a state's memory each
     )
-    mtp: bool = False  # the file's layers that guess further tokens are used
+    mtp: bool = False  # layers that guess further tokens are used:
+    mtp_path: str = ""  # those of this GGUF; "" = of the model's
     n_threads: int = 0  # 0 = every usable core
     n_threads_batch: int = 0  # 0 = n_threads
     implementation: str = "fused"  # or "reference", stock ggml operations

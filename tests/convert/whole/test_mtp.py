@@ -13,7 +13,10 @@ import numpy as np
 import pytest
 import torch
 from both import core, load, run
+from gguf_files import rewritten
 from safetensors.torch import load_file, save_file
+
+from latentkv_convert.source.gguf_file import GgufFile
 
 Tiny = Callable[..., Path]
 MODELS = ("qwen3_5", "qwen3_5_moe", "qwen3_next", "glm4_moe", "deepseek_v3")
@@ -104,3 +107,34 @@ def test_guesses_are_those_of_transformers(model_type: str, tiny: Tiny, tmp_path
     token, share = wanted[0]
     assert session.guess(0, NEXT, 1, share * (1 - 1e-4)) == [token]
     assert session.guess(0, NEXT, 1, share * (1 + 1e-4)) == []
+
+
+def test_layers_in_a_file_of_their_own(tiny: Tiny, tmp_path: Path) -> None:
+    """As llama.cpp writes one: the layer, and the model's tables once more or not at all."""
+    ours = both(tiny, "qwen3_5", tie_word_embeddings=False)
+    run(ours.directory, whole := tmp_path / "whole.gguf", "--method", "none")
+    file, own = GgufFile(whole), "blk.3."
+    layer = [name for name in file.tensors if name.startswith(own)]
+    tables = ["token_embd.weight", "output_norm.weight", "output.weight"]
+    others = [name for name in file.tensors if name not in {*layer, *tables}]
+    key = "qwen35.nextn_predict_layers"
+    plain = rewritten(whole, tmp_path / "plain.gguf", without=(*layer, key), keys={"qwen35.block_count": 3})
+    model = core.Model(str(plain))
+    assert model.n_mtp == 0
+    wanted = [token for token, _ in ours.guesses(TOKENS[:40], NEXT, 3)]
+    for name, without in (("with", others), ("alone", [*others, *tables])):
+        path = rewritten(whole, tmp_path / f"{name}.gguf", without=tuple(without))
+        session = core.Session(model, n_ctx=256, mtp=True, mtp_path=str(path), kv="f32", n_threads=1)
+        session.decode(TOKENS[:40])
+        assert session.guess(0, NEXT, 3) == wanted
+    with pytest.raises(ValueError, match=r"^\[mtp\] expected a file with layers that guess further tokens"):
+        core.Session(model, n_ctx=256, mtp=True)
+    with pytest.raises(
+        ValueError, match=r"^\[mtp\] expected a file with layers that guess .*got one without"
+    ):
+        core.Session(model, n_ctx=256, mtp=True, mtp_path=str(plain))
+    other = rewritten(whole, tmp_path / "other.gguf", without=(f"{own}nextn.eh_proj.weight",))
+    with pytest.raises(
+        ValueError, match=r"^\[gguf\] expected a tensor blk\.3\.nextn\.eh_proj\.weight; got none"
+    ):
+        core.Session(model, n_ctx=256, mtp=True, mtp_path=str(other))

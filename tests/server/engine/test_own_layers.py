@@ -150,7 +150,12 @@ def test_chat_takes_them_or_says_why_not(file: Path, converted: Callable[..., Pa
             "[--draft-max] expected 1 or more beside --spec-type draft-mtp",
         ),
         (file, ("-c", "auto"), "[--spec-type] expected -c N and no --kv-budget auto beside it"),
-        (file, ("-c", "256", "-md", str(without)), "[-md] expected none beside --spec-type draft-mtp"),
+        (
+            file,
+            ("-c", "256", "-md", str(without)),
+            "[mtp] expected a file of the qwen35 architecture; got llama",
+        ),
+        (file, ("-c", "256", "-ngld", "1"), "[-ngld] expected none beside --spec-type draft-mtp"),
     ):
         status, _, said = chat(path, *words, *own)
         assert status == 2

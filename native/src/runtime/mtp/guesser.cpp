@@ -42,7 +42,7 @@ Likeliest likeliest(std::span<const float> logits) {
 }  // namespace
 
 Guesser::Guesser(const std::shared_ptr<const Model>& whole, const SessionOptions& options)
-    : session_(std::make_unique<Session>(std::make_shared<const Model>(whole), own_options(options))),
+    : session_(std::make_unique<Session>(std::make_shared<const Model>(whole, options.mtp_path), own_options(options))),
       n_embd_(static_cast<size_t>(whole->hparams().n_embd)),
       sequences_(static_cast<size_t>(session_->options().n_seq_max)) {}
 

@@ -27,7 +27,8 @@ struct SessionOptions {
     double recent_ratio = -1;
     bool fixed_window = false;  // recent tokens are as few as these say, also while there is room for more exact ones
     int kv_read = 0;            // compressed tokens that a layer reads for a decoded token, on a GPU; 0: all
-    bool mtp = false;           // the file's layers that guess further tokens are used (runtime/mtp/guesser.h)
+    bool mtp = false;           // layers that guess further tokens are used (runtime/mtp/guesser.h):
+    std::string mtp_path;       // those of this file, or empty: of the model's
     std::string evict;          // a policy of cache/evict/policies.h; empty or none: every token stays
     std::string keep_tokens;  // beside it: tokens that a layer keeps of a sequence, as a number or "50%" of its context
     std::string prefill;      // eager, lazy; empty: the file's default
