@@ -154,7 +154,7 @@ void Model::lock_weights() {
     const auto add_table = [&](const TokenTable& table, const ggml_tensor* of) {
         add(table.rows, ggml_row_size(table.type, table.width) * static_cast<size_t>(ggml_nrows(of)));
     };
-    if (on_gpu()) add_table(token_rows_, token_embd_);
+    if (on_gpu() && whole_ == nullptr) add_table(token_rows_, token_embd_);
     if (on_gpu() && layer_embd_ != nullptr) add_table(layer_rows_, layer_embd_);
     for (const LayerWeights& l : std::span(layers_).first(static_cast<size_t>(n_host_layers()))) {
         add(l.k_b.data(), l.k_b.size() * sizeof(float));

@@ -28,15 +28,18 @@ std::vector<int32_t> guess(Talk& talk, int seq = 0, float sure = 0.0F) {
 void like_the_cpu(const std::string& name, const File& file) {
     Talk cpu(file, options(true), 0);
     Talk gpu(file, options(true));
+    Talk split(file, options(true), 1);  // on the CPU but for the last layer, which the one that guesses is with
     Talk plain(file, options(false));
     const auto same = [&](int n, const std::vector<int32_t>& of, const std::string& what, int n_guessed = 0) {
         const std::vector<float> want = cpu.run(n, of, n_guessed);
         const std::vector<float> got = gpu.run(n, of, n_guessed);
         CHECK_MSG(relative_error(got, want) < 2e-2, name + ", " + what + ": other logits than the CPU's");
+        split.run(n, of, n_guessed);
         CHECK_MSG(relative_error(got, plain.run(n, of, n_guessed)) < 1e-4,
                   name + ", " + what + ": other logits than without");
         for (const int32_t s : of) {
             CHECK_MSG(guess(gpu, s) == guess(cpu, s), name + ", " + what + ": other guesses");
+            CHECK_MSG(guess(split, s) == guess(cpu, s), name + ", " + what + ": other guesses, on both devices");
             CHECK(guess(gpu, s).size() == n_guesses);
             CHECK(guess(gpu, s, 1.0F).empty());
         }
@@ -44,7 +47,7 @@ void like_the_cpu(const std::string& name, const File& file) {
     same(40, {0}, "a prompt");
     same(1, {0}, "a token");
     same(4, {0}, "tokens together", n_guesses);
-    for (Talk* const each : {&cpu, &gpu, &plain}) {
+    for (Talk* const each : {&cpu, &gpu, &split, &plain}) {
         CHECK(each->session.remove(0, {each->length[0] - 2}));
         each->length[0] -= 2;
     }
