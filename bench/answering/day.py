@@ -104,7 +104,9 @@ class Day:
 
     def _ask(self, client: httpx.Client, said: Sequence[int], is_json: bool, rng: random.Random) -> Answer:
         body: dict[str, Any] = {"prompt": list(said), "temperature": 0, "return_tokens": True}
-        body |= {"json_schema": SCHEMA, "n_predict": 120} if is_json else {"n_predict": rng.choice((8, 24, 48))}
+        body |= (
+            {"json_schema": SCHEMA, "n_predict": 120} if is_json else {"n_predict": rng.choice((8, 24, 48))}
+        )
         found = client.post("/completion", json=body).raise_for_status().json()
         answer = Answer(list(said), found["tokens"], is_json, found["timings"].get("cache_n", 0))
         with self.lock:

@@ -270,6 +270,34 @@ void token_blocks_take_what_single_tokens_do() {
     }
 }
 
+// Tokens that two sequences share are exact until both have a window of newer ones.
+void shared_tokens_stay_as_long_as_one_needs_them() {
+    const Kind kind{"windows", 2,
+                    [](auto&, auto&, auto& options) { options.recent = 64, options.fixed_window = true; }};
+    lkv::KvCache cache = cache_of(kind, 1024);
+    const Cells& recent = cache.placement().cells(cache.placement().recent());
+    for (const int n : {32, 28}) CHECK(grow(cache, 0, n));
+    cache.copy(0, 1, {});
+    for (int i = 0; i < 5; i++) CHECK(grow(cache, 0, 32));
+    CHECK(recent.count(1) == 60);
+    for (int i = 0; i < 5; i++) CHECK(grow(cache, 1, 32));
+    CHECK(recent.first(0) >= 60 && recent.first(1) >= 60);
+}
+
+// A sequence goes back as far as all rows of its window are there, and not one token further.
+void a_window_that_misses_a_row_is_refused() {
+    lkv::KvCache cache = cache_of(kinds[3], 2048);
+    lkv::Placement& placement = cache.placement();
+    while (placement.n_used() < 1024) step(cache, 1, 32);
+    const int32_t first = placement.ring()->cells().first(0);
+    const int32_t least = first + placement.ring()->window() - 1;
+    CHECK(first > 0);
+    CHECK(!placement.remove(0, {least - 1}));
+    CHECK(placement.last(0) == 1023);
+    CHECK(placement.remove(0, {least}));
+    CHECK(placement.last(0) == least - 1);
+}
+
 // The counter sees a scan.
 void a_scan_is_counted() {
     lkv::KvCache cache = cache_of(kinds[0], 2048);
@@ -404,6 +432,7 @@ void a_long_prompt_pushes_out_few_batches() {
         (void)placement.claim({pos, seq, false});
         CHECK(placement.fit(placement.cells(placement.recent()).end(), placement.cells(placement.middle()).end()));
         CHECK(placement.cells(placement.recent()).n_used() + placement.cells(placement.middle()).n_used() == next);
+        CHECK(placement.cells(placement.recent()).first(0) == placement.cells(placement.middle()).last(0) + 1);
     }
     CHECK(most > 1 && most <= 7);
 }
@@ -416,6 +445,8 @@ int main() {
     a_refused_batch_leaves_no_trace();
     token_blocks_take_what_single_tokens_do();
     decoding_costs_no_more_in_a_long_context();
+    shared_tokens_stay_as_long_as_one_needs_them();
+    a_window_that_misses_a_row_is_refused();
     a_scan_is_counted();
     a_long_prompt_pushes_out_few_batches();
     return lkv::test::report("test_placement");

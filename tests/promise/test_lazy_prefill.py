@@ -69,6 +69,16 @@ def test_sequences_that_start_together_do_not_see_each_other(m: Any) -> None:
         first += n
 
 
+def test_a_sequence_that_goes_on_beside_one_that_starts_sees_its_past(m: Any) -> None:
+    ids = tokens(m, N)
+    alone, beside = (session(m, kv="f32", n_seq_max=2) for _ in range(2))
+    for s in (alone, beside):
+        s.decode(ids[:80], seq=[1] * 80, output="none")
+    want = alone.decode(ids[80:], seq=[1] * (N - 80), output="all")
+    got = beside.decode([*ids[:40], *ids[80:]], seq=[0] * 40 + [1] * (N - 80), output="all")
+    assert distance(got[40:], want) < EXACT
+
+
 def test_later_calls_see_the_compressed_past(m: Any) -> None:
     ids = tokens(m, N)
     exact = session(m).decode(ids, output="all")

@@ -198,11 +198,40 @@ void demotion() {
     CHECK_THROWS(RowPlan({{{Format::c2, 24}}}), "positive multiple of 16 for format c2; got 24");
 }
 
+// Fewer tokens than a block has, far from 0: what fills the block up widens no channel's range.
+void regrouping() {
+    constexpr int width = 64;
+    constexpr int n = 12;
+    std::mt19937 random(3);
+    std::normal_distribution<float> normal(100.0f, 1.0f);
+    std::vector<float> x(token_block_slots * width);
+    for (float& v : x) v = normal(random);
+    const RowPlan plan({{{Format::c8, width}}});
+    const RowLayout row = plan.view();
+    std::vector<uint8_t> rows(static_cast<size_t>(2 * token_block_slots * row.row_bytes));
+    lkv::write_token_block(row, x.data(), &rows[static_cast<size_t>(token_block_slots * row.row_bytes)]);
+    std::vector<int> from;
+    std::vector<int> to;
+    for (int i = 0; i < n; i++) {
+        from.push_back(token_block_slots + 2 * i);
+        to.push_back(i);
+    }
+    lkv::regroup_rows(row, rows.data(), lkv::bytes_of_page(row.row_bytes), from, to);
+    std::vector<float> y(width);
+    for (int i = 0; i < n; i++) {
+        lkv::read_slot(row, rows.data(), i, y.data());
+        for (int c = 0; c < width; c++) {
+            CHECK(std::fabs(y[static_cast<size_t>(c)] - x[static_cast<size_t>(2 * i * width + c)]) < 0.05f);
+        }
+    }
+}
+
 }  // namespace
 
 int main() {
     byte_map();
     wide_channel();
     demotion();
+    regrouping();
     return lkv::test::report("block");
 }

@@ -122,6 +122,17 @@ def test_identity_changes_with_the_weights(tiny: Tiny) -> None:
     assert Checkpoint(directory).identity() != before
 
 
+def test_identity_changes_with_every_shard(tiny: Tiny) -> None:
+    directory = tiny(shard_size="100KB")
+    found = [Checkpoint(directory).identity()]
+    for shard in sorted(directory.glob("*.safetensors")):
+        content = bytearray(shard.read_bytes())
+        content[-2] ^= 1
+        shard.write_bytes(bytes(content))
+        found.append(Checkpoint(directory).identity())
+    assert len(set(found)) == len(found) > 3
+
+
 def test_tensors_that_a_shard_has_beside_its_index(tiny: Tiny) -> None:
     """transformers reads all of a shard."""
     directory = tiny(shard_size="100KB")

@@ -3,6 +3,8 @@ and a part of it goes nowhere else."""
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from typing import Any
 
 import numpy as np
@@ -48,6 +50,24 @@ def test_copies_are_sequences_of_their_own(opened: Any, hybrid: Hybrid) -> None:
     with pytest.raises(ValueError, match=r"^\[seq_cp\] expected an empty sequence as the copy.*sequence 2$"):
         one.seq_cp(1, 2)
     assert goes_on(one, hybrid, IDS[:50] + NEXT, 3)
+
+
+def test_a_copy_keeps_its_state_while_the_first_goes_on(opened: Any, hybrid: Hybrid) -> None:
+    one = exact(opened, n_seq_max=2)
+    one.decode(IDS[:50])
+    one.seq_cp(0, 1)
+    for each in IDS[50:54]:
+        one.decode([each])
+    assert goes_on(one, hybrid, IDS[:50], 1)
+    assert goes_on(one, hybrid, IDS[:54], 0)
+
+
+def test_sequences_take_turns_in_a_batch(opened: Any, hybrid: Hybrid) -> None:
+    one = exact(opened, n_seq_max=2)
+    texts = IDS[:20], IDS[100:120]
+    one.decode([each for pair in zip(*texts, strict=True) for each in pair], seq=[0, 1] * 20, output="none")
+    for seq, text in enumerate(texts):
+        assert goes_on(one, hybrid, text, seq)
 
 
 def test_the_beginning_of_a_sequence_is_copied_from_a_snapshot(opened: Any, hybrid: Hybrid) -> None:
@@ -173,6 +193,28 @@ def test_a_call_that_fails_or_stops_changes_nothing_else(opened: Any, hybrid: Hy
         one.decode(IDS[20:40], output=[True] * 20, take=stop)
     assert one.seq_pos_max(0) == 27
     assert goes_on(one, hybrid, IDS[:28])
+
+
+def test_steps_that_are_left_off_give_their_states_back(opened: Any, hybrid: Hybrid) -> None:
+    one = exact(opened)
+    one.decode(IDS[:20])
+    for _ in range(8):
+        is_over = threading.Event()
+        thread = threading.Thread(target=interrupts, args=(one, is_over))
+        thread.start()
+        try:
+            with contextlib.suppress(KeyboardInterrupt):
+                one.decode(IDS[20:400], output="none")
+        finally:
+            is_over.set()
+            thread.join()
+        assert one.seq_rm(0, 20, -1)
+    assert goes_on(one, hybrid, IDS[:20])
+
+
+def interrupts(one: Any, is_over: threading.Event) -> None:
+    while not is_over.is_set():
+        one.interrupt()
 
 
 def test_saved_and_loaded(opened: Any, hybrid: Hybrid) -> None:

@@ -88,6 +88,16 @@ def test_sequences_have_windows_of_their_own(m: Any) -> None:
     assert first + second <= used(s)["recent"] < first + second + 2 * BATCH
 
 
+def test_guesses_in_several_ubatches_push_nothing_out(m: Any) -> None:
+    options: dict[str, Any] = {"kv": "q4", "sink": 4, "recent": 24, "n_ubatch": 4, "fixed_window": True}
+    plain, guessing = (session(m, **options) for _ in range(2))
+    for at, token in enumerate(tokens(m, N)):
+        plain.decode([token], output="none")
+        guessing.decode([token, *range(1, 8)], output="none", guessed=[0] + [1] * 7)
+        assert guessing.seq_rm(0, at + 1, -1)
+        assert used(guessing) == used(plain)
+
+
 def test_one_format_everywhere_is_no_regions(m: Any) -> None:
     ids = tokens(m, N)
     expected = session(m, kv="f32").decode(ids, output="all")
@@ -95,6 +105,16 @@ def test_one_format_everywhere_is_no_regions(m: Any) -> None:
     assert distance(np.concatenate([split.decode([i]) for i in ids]), expected) < 1e-5
     coarse = session(m, kv="f32", kv_sink="f32", kv_recent="q2", sink=4, recent=20)
     assert distance(np.concatenate([coarse.decode([i]) for i in ids]), expected) > 1e-3
+
+
+def test_regions_of_other_bits_are_read_as_they_are_stored(converted: Any) -> None:
+    plain = model(converted("--method", "none", "--outtype", "f32"))
+    ids = tokens(plain, 90)
+    options: dict[str, Any] = {"kv": "q2", "kv_recent": "q4", "sink": 0, "recent": 40, "fixed_window": True}
+    fused, reference = (session(plain, implementation=each, **options) for each in ("fused", "reference"))
+    fused.decode(ids[:-1], output="none")
+    reference.set_state(fused.state_bytes())
+    assert distance(fused.decode(ids[-1:]), reference.decode(ids[-1:])) < 1e-2
 
 
 def test_regions_have_their_own_bytes(m: Any) -> None:

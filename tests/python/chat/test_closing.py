@@ -103,15 +103,15 @@ def test_plain_completions_too(llm: Any) -> None:
     assert set(json.loads(out["choices"][0]["text"])) == {"text"}
 
 
+def enough(llm: Any, closing: JsonClosing) -> int:
+    """The fewest tokens with which nothing is closed."""
+    logits = np.arange(llm.n_vocab(), dtype=np.float32)
+    return next(n for n in range(400) if closing.applied(logits, n) is logits)
+
+
 def test_an_answer_with_room_is_left_alone(llm: Any) -> None:
     closing = JsonClosing(llm.model, ENDLESS["then more"])
-    logits = np.arange(llm.n_vocab(), dtype=np.float32)
-
-    def enough() -> int:
-        """The fewest tokens with which nothing is closed."""
-        return next(n for n in range(400) if closing.applied(logits, n) is logits)
-
-    least = [enough()]
+    least = [enough(llm, closing)]
     for piece in (
         b"{",
         b'"first',
@@ -122,12 +122,21 @@ def test_an_answer_with_room_is_left_alone(llm: Any) -> None:
         b"}",
     ):
         closing.push(piece)
-        least.append(enough())
+        least.append(enough(llm, closing))
     assert 20 < least[0] < 80
     assert least[1] == least[2] == least[0] + 3  # a bracket opened
     assert least[3] < least[2]  # a key has come, and the brackets of its string are none
     assert least[4] < least[3] + 3  # a bracket more, a key less
     assert least[-1] == 11
+
+
+def test_a_string_ends_behind_an_escaped_backslash(llm: Any) -> None:
+    least = []
+    for first in (rb"\\", rb"--"):
+        closing = JsonClosing(llm.model, ENDLESS["then more"])
+        closing.push(b'{"first": "' + first + b'", "second": {"third": "')
+        least.append(enough(llm, closing))
+    assert least[0] == least[1]
 
 
 @pytest.mark.parametrize(

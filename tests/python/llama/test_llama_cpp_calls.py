@@ -154,6 +154,20 @@ def test_guesses_and_generate(latent_gguf: Path, plain: Any) -> None:
         assert int(row.argmax()) == wanted[1]
 
 
+def test_tokens_sent_behind_a_right_guess(latent_gguf: Path, plain: Any) -> None:
+    tokens, own = plain.tokenize(PROMPT.encode()), [11, 12, 13]
+    plain.reset()
+    wanted = [token for _, token in zip(range(8), plain.generate(tokens, temp=0), strict=False)]
+    with build(
+        latent_gguf, draft_model=lambda ids: np.array(wanted[len(ids) - len(tokens) :], np.intc)
+    ) as llm:
+        stream = llm.generate(tokens, temp=0)
+        assert [next(stream), next(stream)] == wanted[:2]
+        stream.send(own)
+        stream.close()
+        assert llm.eval_tokens == [*tokens, *wanted[:2], *own]
+
+
 WINDOW = {"kv": "q2", "kv_recent": "f16", "sink": 4, "recent": 40}
 
 

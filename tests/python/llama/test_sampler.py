@@ -95,6 +95,24 @@ def test_dry_penalises_what_repeats(model: Any) -> None:
         assert chain.sample(logits) == wanted
 
 
+def test_dry_sees_a_prompt_that_no_other_penalty_looks_at(plain_gguf: Path) -> None:
+    from latentkv import Llama
+
+    with Llama(str(plain_gguf), n_ctx=64, n_threads=1) as llm:
+        a, b, c = (token(llm.model, text) for text in (b" one", b" two", b" cat"))
+        options: dict[str, Any] = {
+            "max_tokens": 1,
+            "temperature": 0,
+            "logit_bias": {c: 100.0},
+            "repeat_last_n": 0,
+        }
+        repeated, first = llm.detokenize([c]).decode(), []
+        for penalty in (0.0, 1000.0):
+            out = llm([a, b, c, a, b], **options, dry_multiplier=penalty, dry_sequence_breakers=[])
+            first.append(out["choices"][0]["text"])
+    assert first[0] == repeated != first[1]
+
+
 def test_a_grammar_allows_what_masking_first_allows(model: Any) -> None:
     from latentkv import _core
 
@@ -211,7 +229,9 @@ def test_grammars_that_are_refused(model: Any, options: dict[str, Any], message:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"temperature": 0}, {"top_k": 1}, {"top_k": 700}, {"typical_p": 0.7}], ids=str
+    "options",
+    [{}, {"temperature": 0}, {"top_k": 1}, {"top_k": 700}, {"typical_p": 0.7}, {"top_n_sigma": 1.0}],
+    ids=str,
 )
 def test_the_largest_logits_alone_draw_the_same(model: Any, options: dict[str, Any]) -> None:
     """A bias of nothing makes the chain look at all logits."""

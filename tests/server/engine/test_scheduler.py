@@ -149,6 +149,20 @@ def test_a_cancelled_answer_ends_within_a_step(model: Any) -> None:
     assert [second.progress.completion_tokens, third.progress.completion_tokens] == [20, 5]
 
 
+def test_a_cancelled_prompt_gives_its_sequence_back_within_a_step(model: Any) -> None:
+    one = scheduler(model, 1, 4096)
+    first, second = asked(model, TEXT[:12000], 4), asked(model, "The clerk", 4)
+    for ticket in (first, second):
+        one.submit(ticket)
+    one.step()
+    assert not one.slots[0].has_read
+    first.cancel()
+    one.step()
+    assert second.progress.slot == 0
+    run(one)
+    assert [first.progress.completion_tokens, second.progress.completion_tokens] == [0, 4]
+
+
 def left_within_a_step(one: Any, ticket: Any) -> None:
     """Whoever asked leaves once the step's decode has begun."""
     has_begun, decode = threading.Event(), one._decode

@@ -33,7 +33,8 @@ def written(wire: Wire, pieces: list[tuple[float, Piece | None]]) -> str:
 
         async def write() -> None:
             for after, piece in pieces:
-                await asyncio.sleep(after)
+                if after:
+                    await asyncio.sleep(after)
                 inbox.put(0, piece)
 
         writing = asyncio.ensure_future(write())
@@ -83,3 +84,9 @@ def test_an_error_ends_a_stream_in_the_words_of_its_interface() -> None:
     openais = written(Wire(), pieces)
     assert '"type": "server_error"' in openais
     assert openais.endswith("data: [DONE]\n\n")
+
+
+def test_what_comes_together_with_an_error_is_written_before_it() -> None:
+    wire = Wire("event: ", lambda error: ["failed\ndata: 500"], last=())
+    said = written(wire, [(0.0, Piece("one")), (0.0, Piece("two")), (0.0, None)])
+    assert [line.split("data: ")[1] for line in said.strip().split("\n\n")] == ["{}", "one", "two", "500"]
