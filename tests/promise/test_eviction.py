@@ -232,6 +232,23 @@ def test_a_state_brings_its_masses(m: Any, policy: str) -> None:
     assert distance(got, want) < EXACT
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_sequences_state_brings_its_own_count_of_tokens(m: Any, policy: str) -> None:
+    """Which Keyformer's temperature depends on, whatever other sequences have."""
+    prompt, answer = text(m, policy)
+    options = {"recent": 20, "keep_tokens": "150", "n_ctx": 1024, "n_seq_max": 3}
+    s = evicting(m, policy, **options)
+    s.decode(prompt, output="none")
+    s.decode(list(reversed(prompt)), seq=[2] * len(prompt), output="none")
+    half = len(answer) // 2
+    for token in answer[:half]:
+        s.decode([token], output="none")
+    other = evicting(m, policy, **options)
+    assert not other.set_seq_state(1, s.seq_state_bytes(0))
+    for token in answer[half:]:
+        assert distance(other.decode([token], seq=[1]), s.decode([token])) < EXACT
+
+
 def test_a_state_of_another_eviction_is_refused(plain: Any) -> None:
     states = {}
     for policy, keep in (("h2o", "100"), ("keyformer", "100"), ("h2o", "120"), ("none", "")):

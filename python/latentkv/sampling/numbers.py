@@ -29,11 +29,19 @@ def count(value: Any, keyword: str, refuse: Refuse) -> int:
     return int(value)
 
 
-def number_bounds(schema: Mapping[str, Any], is_integer: bool, refuse: Refuse) -> dict[str, Any]:
+def number_bounds(
+    schema: Mapping[str, Any], is_integer: bool, refuse: Refuse, within: tuple[int, int] | None = None
+) -> dict[str, Any]:
     """minimum, maximum and their exclusive forms, draft 4's booleans too, as llguidance obeys them. Bounds
-    beyond 10^18 (10^17 for floats), as those of int64, become that: fewer numbers are allowed, none more."""
+    beyond 10^18 (10^17 for floats), as those of int64, become that: fewer numbers are allowed, none more.
+    within: the least and the largest number that the schema allows besides."""
     low, low_open = _bound(schema, "minimum", "exclusiveMinimum", max, refuse)
     high, high_open = _bound(schema, "maximum", "exclusiveMaximum", min, refuse)
+    if within is not None:
+        if low is None or low < within[0]:
+            low, low_open = Fraction(within[0]), False
+        if high is None or high > within[1]:
+            high, high_open = Fraction(within[1]), False
     if is_integer:
         return _integer_bounds(low, low_open, high, high_open, refuse)
     out: dict[str, Any] = {}

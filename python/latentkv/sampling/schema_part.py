@@ -116,15 +116,9 @@ class SchemaPart:
         return list(types)
 
     def _numbers(self, is_integer: bool) -> dict[str, Any]:
-        given = dict(self._given)
-        name = given.get("format")
-        if is_integer and name in RANGES:
-            low, high = RANGES[name]
-            if "exclusiveMinimum" not in given:
-                given["minimum"] = max(given.get("minimum", low), low)
-            if "exclusiveMaximum" not in given:
-                given["maximum"] = min(given.get("maximum", high), high)
-        out = number_bounds(given, is_integer, self._refuse)
+        given = self._given
+        within = RANGES.get(given.get("format")) if is_integer else None
+        out = number_bounds(given, is_integer, self._refuse, within)
         if "multipleOf" in given:
             step = factor(given["multipleOf"], self._refuse)
             if not (is_integer and step == 1):

@@ -19,6 +19,7 @@ jsonschema = pytest.importorskip("jsonschema", reason="needs jsonschema (pip ins
 
 BYTES = LLTokenizer("byte")
 TEXT, INT, NUM = {"type": "string"}, {"type": "integer"}, {"type": "number"}
+BYTE = {**INT, "format": "uint8"}
 
 
 def thing(**properties: Any) -> dict[str, Any]:
@@ -119,6 +120,12 @@ def test_what_is_let_through_fits(schema: Any) -> None:
         ({"type": "integer", "minimum": 10**18}, "1000000000000000000", "10"),
         ({"type": "integer", "maximum": -(10**16)}, "-10000000000000001", "-10"),
         ({"type": "number", "exclusiveMinimum": 0, "maximum": 1}, "0.5", "0.0"),
+        ({**BYTE, "exclusiveMaximum": 1000}, "255", "256"),
+        ({**BYTE, "exclusiveMaximum": 10}, "9", "10"),
+        ({**BYTE, "exclusiveMinimum": -10}, "0", "-1"),
+        ({**BYTE, "exclusiveMinimum": 7}, "8", "7"),
+        ({**BYTE, "minimum": 0, "exclusiveMinimum": False}, "0", "-1"),
+        ({**BYTE, "maximum": 255, "exclusiveMaximum": True}, "254", "255"),
         ({**NUM, "exclusiveMinimum": 0, "maximum": 0.5}, "0.25", "0"),
         ({**NUM, "minimum": -0.5, "exclusiveMaximum": 0}, "-0.25", "-0"),
         ({**NUM, "exclusiveMinimum": 5, "maximum": 5.5}, "5.5", "5.0"),

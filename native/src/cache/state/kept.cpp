@@ -1,5 +1,7 @@
 #include "cache/state/kept.h"
 
+#include <bit>
+
 namespace lkv {
 namespace {
 
@@ -23,6 +25,8 @@ const LayerRows& middle_rows(const Rows& rows, int layer) {
 void get_sequences(ByteReader& in, int to_seq, Placement& placement) {
     const PlacementOptions& options = placement.options();
     const auto n = in.get<uint32_t>();
+    if (to_seq >= 0 && n != 1)
+        fail("state", "expected how many tokens of one sequence were decoded; got ", n, " numbers");
     for (uint32_t i = 0; i < n; i++) {
         const auto seq = in.get<int32_t>();
         const auto n_decoded = in.get<int32_t>();
@@ -113,11 +117,12 @@ void put_kept(const KvCacheOptions& options, const Placement& placement, const R
               ByteWriter& out) {
     if (placement.eviction() == nullptr) return;
     const Eviction& eviction = *placement.eviction();
-    out.put(static_cast<uint32_t>(options.n_seq_max));
-    for (int s = 0; s < options.n_seq_max; s++) {
+    const uint64_t saved = mask & (bit(options.n_seq_max - 1) | (bit(options.n_seq_max - 1) - 1));
+    out.put(static_cast<uint32_t>(std::popcount(saved)));
+    each_sequence(saved, [&](int s) {
         out.put(static_cast<int32_t>(s));
         out.put(static_cast<int32_t>(eviction.n_decoded(s)));
-    }
+    });
     const RegionRows& middle = rows.regions()[static_cast<size_t>(rows.middle())];
     HostBytes bytes = middle.host_bytes();
     const std::vector<int> layers = evicting_layers(placement);
