@@ -71,7 +71,7 @@ class Soak:
         verbs += [self.overfill] if not self.setting.evicts else []
         verbs += [self.copy] * 2 if self.setting.shares else []
         verbs += [self.shift] if self.setting.shifts else []
-        verbs += [self.guess] * 3 if self.setting.options.get("mtp") else []
+        verbs += [self.guess] * 3 if {**self.setting.options}.get("mtp") else []
         verb = self.random.choice(verbs)
         verb()
         self.done[verb.__name__] += 1
