@@ -117,7 +117,8 @@ class SchemaPart:
 
     def _numbers(self, is_integer: bool) -> dict[str, Any]:
         given = self._given
-        within = RANGES.get(given.get("format")) if is_integer else None
+        name = given.get("format")
+        within = RANGES.get(name) if is_integer and isinstance(name, str) else None
         out = number_bounds(given, is_integer, self._refuse, within)
         if "multipleOf" in given:
             step = factor(given["multipleOf"], self._refuse)
@@ -135,6 +136,8 @@ class SchemaPart:
         if "pattern" in self._given:
             out["pattern"] = self._pattern(self._given["pattern"], "pattern")
         name = self._given.get("format")
+        if not isinstance(name, str | None):
+            self._refuse("format", f"one of {', '.join(STRING_FORMATS)}")
         if name is None or name in NO_FORMATS or name in RANGES:
             return out
         if name in PATTERNS:

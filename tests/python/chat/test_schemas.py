@@ -226,6 +226,7 @@ REFUSED = [
     ({"$ref": "#/nowhere"}, "/$ref", "a place that exists"),
     ({"$ref": "#"}, "", "nothing matches it"),
     ({**TEXT, "format": "regex"}, "/format", "one of date-time"),
+    ({**TEXT, "format": ["date"]}, "/format", "one of date-time"),
     ({**INT, "minimum": 5, "maximum": 4}, "/minimum", "got 5"),
     ({**INT, "minimum": 10**30}, "/minimum", "at most 1000000000000000000"),
     ({**INT, "multipleOf": 1000003}, "/multipleOf", "10000 steps"),
