@@ -218,6 +218,8 @@ class SchemaPart:
             return
         if isinstance(names, Mapping) and "$ref" in names:
             names, _ = self._reader.inlined(names, f"{self._at}/propertyNames")
+        if not isinstance(names, Mapping):
+            self._refuse("propertyNames", "a schema")
         said = {
             key: names[key] for key in ("enum", "const", "pattern", "minLength", "maxLength") if key in names
         }
@@ -225,6 +227,8 @@ class SchemaPart:
             self._refuse("propertyNames", "enum, pattern or lengths, without properties beside it")
         if "enum" in said or "const" in said:
             keys = [said["const"]] if "const" in said else said["enum"]
+            if not isinstance(keys, list):
+                self._refuse("propertyNames", "an enum that is a list")
             constant(keys, "propertyNames", self._refuse)
             pattern = f"^(?:{'|'.join(quoted(key) for key in keys if isinstance(key, str))})$"
         elif "pattern" in said and len(said) == 1:

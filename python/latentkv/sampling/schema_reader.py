@@ -57,10 +57,10 @@ class SchemaReader:
         seen = set()
         while isinstance(schema, Mapping) and "$ref" in schema and not set(schema) & APPLIED:
             reference = schema["$ref"]
-            if reference in seen:
+            if isinstance(reference, str) and reference in seen:
                 raise schema_error("a $ref that leads to a schema", f"a circle at {at}/$ref", f"{at}/$ref")
-            seen.add(reference)
             schema, at = self._target(reference, at), str(reference)
+            seen.add(reference)
         return schema, at
 
     def _target(self, reference: Any, at: str) -> Any:

@@ -235,6 +235,8 @@ REFUSED = [
     ({"const": 9007199254740993}, "/const", "exactly"),
     ({"type": "no such type"}, "/type", "one of null, boolean"),
     ({"properties": {"a": 5}}, "/properties/a", "a schema"),
+    ({"type": "object", "propertyNames": 5}, "/propertyNames", "a schema"),
+    ({"type": "object", "propertyNames": {"enum": 5}}, "/propertyNames", "a list"),
     (json.loads('{"items":' * 100 + "{}" + "}" * 100), "/items/items", "60 deep"),
     (False, "", "schema is false"),
 ]
