@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
 import record
 from command import arguments
 from record import Column
-from serving import started
+from serving import resident, started
 
 COLUMNS = [
     Column("cache", "cache"),
@@ -140,14 +140,6 @@ def distance(session: Any, answer: Answer) -> float:
     logits = np.asarray(session.decode(tokens, output=wanted))
     taken = logits[np.arange(len(answer.tokens)), answer.tokens]
     return float((logits.max(axis=1) - taken).max())
-
-
-def resident(process: int) -> float:
-    """MiB."""
-    for line in Path(f"/proc/{process}/status").read_text().splitlines():
-        if line.startswith("VmRSS"):
-            return int(line.split()[1]) / 1024
-    return 0.0
 
 
 def measured(args: argparse.Namespace, options: Sequence[str]) -> dict[str, Any]:

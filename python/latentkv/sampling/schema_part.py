@@ -136,14 +136,11 @@ class SchemaPart:
         if "pattern" in self._given:
             out["pattern"] = self._pattern(self._given["pattern"], "pattern")
         name = self._given.get("format")
-        if not isinstance(name, str | None):
-            self._refuse("format", f"one of {', '.join(STRING_FORMATS)}")
-        if name is None or name in NO_FORMATS or name in RANGES:
+        if name is None or name in (*NO_FORMATS, *RANGES):
             return out
-        if name in PATTERNS:
-            self._more += [{"type": "string", "pattern": each} for each in PATTERNS[name]]
         if name not in STRING_FORMATS:
             self._refuse("format", f"one of {', '.join(STRING_FORMATS)}")
+        self._more += [{"type": "string", "pattern": each} for each in PATTERNS.get(name, ())]
         return out | {"format": name}
 
     def _pattern(self, pattern: Any, keyword: str, is_wide: bool = False) -> str:

@@ -57,10 +57,11 @@ class SchemaReader:
         seen = set()
         while isinstance(schema, Mapping) and "$ref" in schema and not set(schema) & APPLIED:
             reference = schema["$ref"]
-            if isinstance(reference, str) and reference in seen:
+            target = self._target(reference, at)
+            if reference in seen:
                 raise schema_error("a $ref that leads to a schema", f"a circle at {at}/$ref", f"{at}/$ref")
-            schema, at = self._target(reference, at), str(reference)
             seen.add(reference)
+            schema, at = target, str(reference)
         return schema, at
 
     def _target(self, reference: Any, at: str) -> Any:

@@ -1,7 +1,7 @@
 """A checkpoint's layer for further tokens (multi-token prediction), as stock files have it: the block after
 the decoder's own, whose further tensors are named `nextn.…`.
 
-Of several such layers the first is written: it was trained for the token after the next one.
+The first of several such layers is written, which was trained for the token after the next one.
 """
 
 from __future__ import annotations
