@@ -126,7 +126,7 @@ void Session::decode(std::span<const int32_t> tokens, std::span<const int32_t> p
             run.states_after = followed_.data();
         }
         runner_.run(run, ubatch, guesses_of_runs(own, ubatch), room(out_ids.size()));
-        if (guesser_ != nullptr) guesser_->follow(run, followed_.data());
+        if (guesser_ != nullptr) guesser_->follow(run);
         if (cache_.states().is_used()) runner_.keep_snapshots(ubatch);
         cache_.demote(guesses);
         if (between_ubatches) {

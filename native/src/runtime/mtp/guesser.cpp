@@ -78,7 +78,7 @@ void Guesser::end_at(int seq, int32_t pos) {
     if (!session_->cache().remove(seq, {pos})) session_->cache().remove_whole(seq);
 }
 
-void Guesser::follow(const Ubatch& ubatch, const float* states) {
+void Guesser::follow(const Ubatch& ubatch) {
     tokens_.clear();
     pos_.clear();
     seq_.clear();
@@ -98,7 +98,7 @@ void Guesser::follow(const Ubatch& ubatch, const float* states) {
             seq_.push_back(seq);
             before_.insert(before_.end(), state, state + n_embd_);
         }
-        note(seq, pos, states + i * n_embd_);
+        note(seq, pos, ubatch.states_after + i * n_embd_);
     }
     if (tokens_.empty()) return;
     const std::vector<uint8_t> none(tokens_.size(), 0);
@@ -111,7 +111,6 @@ void Guesser::follow(const Ubatch& ubatch, const float* states) {
 }
 
 std::vector<int32_t> Guesser::guess(int seq, int32_t last, int32_t token, int most, float sure) {
-    session_->placement().check_seq(seq);
     std::vector<int32_t> found;
     const float* const state = state_at(seq, last);
     if (state == nullptr) return found;

@@ -21,8 +21,8 @@ public:
     Guesser(const std::shared_ptr<const Model>& whole, const SessionOptions& options);
     ~Guesser();
 
-    // Tokens that were run, and the hidden states after the last norm [n_tokens, n_embd].
-    void follow(const Ubatch& ubatch, const float* states);
+    // Tokens that were run, with the hidden states after them.
+    void follow(const Ubatch& ubatch);
     // The likeliest tokens behind `token`, which comes after position `last`, one after the other, `most` at most: the first that is less
     // likely than `sure` ends them. None where the state at `last` is not known.
     std::vector<int32_t> guess(int seq, int32_t last, int32_t token, int most, float sure);
